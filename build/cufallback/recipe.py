@@ -1,0 +1,452 @@
+"""Recipes: everything a reader must decide about a build, as a frozen model read from TOML."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cufallback.errors import RecipeError
+from cufallback.resources import recipe_files
+
+SCHEMA_VERSION = 1
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        msg = f"not a PEP 440 version specifier: {text!r}"
+        raise ValueError(msg) from error
+    return text
+
+
+def _requirement(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        msg = f"not a PEP 508 requirement: {text!r}"
+        raise ValueError(msg) from error
+    return text
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        msg = f"not a regular expression: {error}"
+        raise ValueError(msg) from error
+    return text
+
+
+def _inside(text: str) -> str:
+    parts = Path(text).parts
+    if not text or Path(text).is_absolute() or ".." in parts:
+        msg = f"must be a relative path inside the tree: {text!r}"
+        raise ValueError(msg)
+    return text
+
+
+def _timestamp(text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        msg = f"not an RFC 3339 time: {text!r}"
+        raise ValueError(msg) from error
+    if moment.tzinfo is None:
+        msg = f"needs a time zone, such as {text}Z"
+        raise ValueError(msg)
+    return text
+
+
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="full Git commit id, 40 hex digits")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits")]
+Architecture = Annotated[
+    str, Field(pattern=r"^\d{1,2}\.\d[af]?$", description="compute capability as in TORCH_CUDA_ARCH_LIST: 9.0a, 10.3")
+]
+ToolkitVersion = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$", description="CUDA toolkit release, such as 12.9.1")]
+Regex = Annotated[str, AfterValidator(_regex)]
+InnerPath = Annotated[str, AfterValidator(_inside)]
+RequirementText = Annotated[str, AfterValidator(_requirement)]
+SpecifierText = Annotated[str, AfterValidator(_specifier)]
+Timestamp = Annotated[str, AfterValidator(_timestamp)]
+Reason = Annotated[str, Field(min_length=10, description="why, for the reader of the recipe and of the record")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EndOfLine(_Model):
+    """When this recipe stops being a way forward."""
+
+    when: str
+    why: Reason
+    source: str
+
+
+class Identity(_Model):
+    """``[recipe]``: what this recipe is."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    summary: str
+    status: Literal["production", "experimental", "rehearsal"]
+    default: Annotated[bool, Field(description="the recipe that a build without --recipe takes; one at most")] = False
+    end_of_line: EndOfLine | None = None
+
+
+class CherryPick(_Model):
+    """An upstream commit to apply on top of the pinned one."""
+
+    commit: Commit
+    why: Reason
+
+
+class Rewrite(_Model):
+    """A checked textual change: ``pattern`` must match exactly ``count`` times in ``file``."""
+
+    file: InnerPath
+    pattern: Annotated[Regex, Field(description="Python regular expression, multi-line mode")]
+    replacement: Annotated[str, Field(description="replacement as for re.sub: \\\\1 or \\\\g<name> for groups")]
+    count: Annotated[int, Field(ge=1)] = 1
+    why: Reason
+
+
+class Contract(_Model):
+    """Something that must be true of the tree after cherry-picks and rewrites."""
+
+    file: InnerPath
+    pattern: Regex
+    expect: Literal["present", "absent"]
+    why: Reason
+
+
+class Ancestor(_Model):
+    """A commit that the pinned commit must descend from."""
+
+    commit: Commit
+    why: Reason
+
+
+class Unused(_Model):
+    """A source that upstream's files would fetch in some build, but not in this one."""
+
+    name: Annotated[str, Field(description="glob on the harvested name")]
+    why: Reason
+
+
+class GitSource(_Model):
+    """``[source]`` of kind ``git``."""
+
+    kind: Literal["git"]
+    url: Annotated[str, Field(pattern=r"^(https|ssh|file)://")]
+    ref: Annotated[str, Field(min_length=1, description="tag or branch that names the commit for readers")]
+    commit: Commit
+    why: Reason
+    ancestor: Annotated[tuple[Ancestor, ...], Field(strict=False)] = ()
+    cherry_pick: Annotated[tuple[CherryPick, ...], Field(strict=False)] = ()
+    rewrite: Annotated[tuple[Rewrite, ...], Field(strict=False)] = ()
+    contract: Annotated[tuple[Contract, ...], Field(strict=False)] = ()
+    unused: Annotated[tuple[Unused, ...], Field(strict=False)] = ()
+
+
+class SdistSource(_Model):
+    """``[source]`` of kind ``sdist``: a source distribution from the package index."""
+
+    kind: Literal["sdist"]
+    package: str
+    version: str
+    sha256: Sha256
+    why: Reason
+    rewrite: Annotated[tuple[Rewrite, ...], Field(strict=False)] = ()
+    contract: Annotated[tuple[Contract, ...], Field(strict=False)] = ()
+    unused: Annotated[tuple[Unused, ...], Field(strict=False)] = ()
+
+
+class Kernel(_Model):
+    """A kernel family that the build log must or must not report as built."""
+
+    name: Annotated[str, Field(description="as in upstream's CMake message: 'Building NAME for archs: ...'")]
+    expect: Literal["built", "not built"]
+    architectures: Annotated[tuple[Architecture, ...], Field(strict=False)] = ()
+    why: Reason
+
+
+class Cuda(_Model):
+    """``[cuda]``: the toolkit and the ceiling."""
+
+    toolkit: ToolkitVersion
+    architectures: Annotated[tuple[Architecture, ...], Field(strict=False, min_length=1)]
+    maximum_driver_branch: Annotated[
+        int, Field(ge=450, description="the newest driver branch of the hosts this build is for, such as 575")
+    ]
+    kernel: Annotated[tuple[Kernel, ...], Field(strict=False)] = ()
+
+
+class Python(_Model):
+    """``[python]``: the interpreter line of wheels and locks."""
+
+    version: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    platform: Annotated[str, Field(description="uv's --python-platform value")] = "x86_64-manylinux_2_28"
+
+
+class Index(_Model):
+    """``[[deps.index]]``: the one index that may serve the named packages; all others come from the default index."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    url: Annotated[str, Field(pattern=r"^https://")]
+    packages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    why: Reason
+
+
+class Edit(_Model):
+    """``[[deps.edit]]``: requirements surgery on upstream's files. ``replacement`` absent means: drop the line."""
+
+    name: Annotated[str, Field(description="normalised distribution name of the line")]
+    requirement: Annotated[RequirementText | None, Field(description="the line as it must stand upstream")] = None
+    replacement: RequirementText | None = None
+    why: Reason
+
+
+class Override(_Model):
+    """``[[deps.override]]``: a requirement that wins over what any distribution asks for (uv --override)."""
+
+    requirement: RequirementText
+    why: Reason
+
+
+class Ban(_Model):
+    """``[[deps.ban]]``: distributions that may not be in the closure.
+
+    ``name`` is a glob on normalised names, ``versions`` the banned versions (absent: all),
+    ``unsuffixed`` limits it to names without a ``-cuNN`` suffix, ``allow`` names the exceptions.
+    """
+
+    name: str
+    versions: SpecifierText | None = None
+    unsuffixed: bool = False
+    allow: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    why: Reason
+
+
+class Requirements(_Model):
+    """``[deps.build]`` and ``[deps.runtime]``: upstream's files plus what the recipe adds."""
+
+    files: Annotated[tuple[InnerPath, ...], Field(strict=False)] = ()
+    add: Annotated[tuple[RequirementText, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Requirements:
+        if not self.files and not self.add:
+            msg = "needs files, add or both"
+            raise ValueError(msg)
+        return self
+
+
+class Deps(_Model):
+    """``[deps]``: how the two dependency locks come about."""
+
+    exclude_newer: Annotated[Timestamp, Field(description="resolution sees no upload later than this")]
+    build: Requirements
+    runtime: Requirements
+    index: Annotated[tuple[Index, ...], Field(strict=False)] = ()
+    edit: Annotated[tuple[Edit, ...], Field(strict=False)] = ()
+    override: Annotated[tuple[Override, ...], Field(strict=False)] = ()
+    ban: Annotated[tuple[Ban, ...], Field(strict=False)] = ()
+
+
+class Wheel(_Model):
+    """``[wheel]``: how the main wheel is built and what it must carry."""
+
+    environment: Annotated[dict[str, str], Field(description="environment variables of the build")] = {}
+    expected_extensions: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    size_limit_mib: Annotated[int, Field(ge=1)] = 2000
+
+
+class Builder(_Model):
+    """``[builder]``: where compilation happens. Job counts are no input of the build id."""
+
+    image: Annotated[
+        str | None, Field(description="builder image whose toolchain counts; absent: this machine's own toolchain")
+    ] = None
+    jobs: Annotated[int | None, Field(ge=1)] = None
+    nvcc_threads: Annotated[int | None, Field(ge=1)] = None
+    minimum_disk_gib: Annotated[int, Field(ge=1)] = 10
+    minimum_memory_gib: Annotated[int, Field(ge=1)] = 4
+
+
+class Recipe(_Model):
+    """One recipe file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema", description="version of this format")]
+    recipe: Identity
+    source: Annotated[GitSource | SdistSource, Field(discriminator="kind")]
+    cuda: Cuda
+    python: Python
+    deps: Deps
+    wheel: Wheel
+    builder: Builder = Builder()
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file, for editors and outside validators."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cufallback recipe", **schema}
+
+
+def load_recipe(name_or_path: str | None = None) -> Recipe:
+    """Load a recipe by name (from the checkout or the installed package), by path, or the default one.
+
+    Raises:
+        RecipeError: no such recipe, no TOML, or not a valid recipe; every fault with file, line and key path.
+    """
+    if name_or_path is None:
+        defaults = [recipe for recipe in map(parse_recipe, recipe_files().values()) if recipe.recipe.default]
+        if len(defaults) != 1:
+            raise RecipeError(
+                f"{len(defaults)} recipes say default = true",
+                remedy="name one with --recipe",
+                where=", ".join(recipe.name for recipe in defaults) or "recipes/",
+            )
+        return defaults[0]
+    if name_or_path.endswith(".toml"):
+        return parse_recipe(Path(name_or_path))
+    known = recipe_files()
+    if name_or_path not in known:
+        near = difflib.get_close_matches(name_or_path, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(
+            f"there is no recipe {name_or_path!r}",
+            remedy=f"{hint}known recipes: {', '.join(sorted(known))}; or give the path of a .toml file",
+        )
+    return parse_recipe(known[name_or_path])
+
+
+def parse_recipe(path: Path) -> Recipe:
+    """Read and validate one recipe file.
+
+    Raises:
+        RecipeError: unreadable, no TOML, or not a valid recipe.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"cannot be read: {why}", remedy="give a recipe's name or path", where=str(path)) from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"not valid TOML: {error}", remedy="correct the file", where=str(path)) from error
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        raise _explain(path, text, error) from error
+    if path.stem != recipe.name:
+        raise RecipeError(
+            f"is named {recipe.name!r} but its file is {path.name}",
+            remedy=f"rename the file to {recipe.name}.toml",
+            where=f"{path}:{line_of(text, ('recipe', 'name'))}: recipe.name",
+        )
+    return recipe
+
+
+def _explain(path: Path, text: str, error: ValidationError) -> RecipeError:
+    faults: list[str] = []
+    remedies: list[str] = []
+    for fault in error.errors():
+        location = tuple(part for part in fault["loc"] if part not in ("git", "sdist"))
+        key = key_path(location)
+        line = line_of(text, location)
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            valid = _valid_keys(location[:-1])
+            near = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.4)
+            message = "unknown key"
+            remedies.append(f"{key}: did you mean {near[0]}?" if near else f"{key}: valid keys are {', '.join(valid)}")
+        faults.append(f"{path}:{line}: {key}: {message}")
+    return RecipeError(
+        "the recipe is invalid:\n  " + "\n  ".join(faults),
+        remedy="; ".join(remedies) or "correct these lines; `cufallback recipe schema` prints the format",
+        where=str(path),
+    )
+
+
+def key_path(location: Sequence[str | int]) -> str:
+    """Return ``source.rewrite[0].file`` for ``("source", "rewrite", 0, "file")``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _valid_keys(location: Sequence[str | int]) -> list[str]:
+    """Return the keys that are valid in the table at ``location``."""
+    models: list[type[BaseModel]] = [Recipe]
+    for part in location:
+        if isinstance(part, int):
+            continue
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [inner for field in fields for inner in _models(field.annotation)]
+    return sorted({field.alias or name for model in models for name, field in model.model_fields.items()})
+
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([\w.\-]+)\s*\]\]?")
+_KEY = re.compile(r"^\s*([\w\-]+(?:\s*\.\s*[\w\-]+)*|\"[^\"]+\")\s*=")
+
+
+def line_of(text: str, location: Sequence[str | int]) -> int:
+    """Return the 1-based line of the key at ``location``, or of the nearest enclosing table.
+
+    A line scanner, not a TOML parser: the text has already been parsed by tomllib when it is asked.
+    """
+    best, depth = 1, 0
+    wanted = tuple(location)
+    table: tuple[str | int, ...] = ()
+    counts: dict[tuple[str, ...], int] = {}
+    quote = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if quote:
+            if quote in line:
+                quote = ""
+            continue
+        header = _HEADER.match(line)
+        key = _KEY.match(line)
+        if header:
+            names = tuple(header[2].split("."))
+            if header[1] == "[[":
+                counts[names] = counts.get(names, -1) + 1
+            located: list[str | int] = []
+            for length, name in enumerate(names, start=1):
+                located.append(name)
+                if names[:length] in counts:
+                    located.append(counts[names[:length]])
+            table = tuple(located)
+            here = table
+        elif key:
+            here = (*table, *(part.strip().strip('"') for part in key[1].split(".")))
+            rest = line[key.end() :]
+            for mark in ('"""', "'''"):
+                if rest.count(mark) % 2:
+                    quote = mark
+        else:
+            continue
+        if len(here) > depth and wanted[: len(here)] == here:
+            best, depth = number, len(here)
+    return best

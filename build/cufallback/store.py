@@ -1,0 +1,217 @@
+"""Files by content: digests, atomic writes, the content-addressed store, intact-or-not of stage outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cufallback.errors import IntegrityError, WorkspaceError
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the SHA-256 of ``data`` as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of the file's bytes as 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise to the one JSON form used everywhere: sorted keys, two spaces, UTF-8, final newline."""
+    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+@contextlib.contextmanager
+def workspace_errors(path: Path) -> Iterator[None]:
+    """Turn full disks, read-only folders and missing rights under ``path`` into a :class:`WorkspaceError`."""
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "free disk space or choose another work folder (--work, --dist), then run again: it resumes",
+            errno.EDQUOT: "free disk quota or choose another work folder (--work, --dist), then run again: it resumes",
+            errno.EROFS: "choose a writable folder (--work, --dist)",
+            errno.EACCES: "choose a folder you may write (--work, --dist) or correct its rights",
+            errno.EPERM: "choose a folder you may write (--work, --dist) or correct its rights",
+            errno.ENOTDIR: "choose another folder (--work, --dist): a file is in its way",
+            errno.EEXIST: "choose another folder (--work, --dist): a file is in its way",
+        }
+        if error.errno not in remedies:
+            raise
+        where = str(error.filename or path)
+        raise WorkspaceError(os.strerror(error.errno), remedy=remedies[error.errno], where=where) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old file or the whole new one, never a part.
+
+    Raises:
+        WorkspaceError: the folder is read-only, full or not ours.
+    """
+    with workspace_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` atomically as canonical JSON."""
+    write_atomic(path, canonical_json(value))
+
+
+def tree_entries(root: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield (git mode, POSIX path relative to ``root``, path) of every file and link below ``root``, sorted by path.
+
+    ``.git`` at the top is left out. Modes are git's: 100644, 100755, 120000.
+    """
+    found: list[tuple[str, str, Path]] = []
+    for folder, folders, files in os.walk(root):
+        if Path(folder) == root and ".git" in folders:
+            folders.remove(".git")
+        for name in [*files, *(name for name in folders if (Path(folder) / name).is_symlink())]:
+            path = Path(folder) / name
+            mode = path.lstat().st_mode
+            kind = "120000" if stat.S_ISLNK(mode) else "100755" if mode & stat.S_IXUSR else "100644"
+            found.append((kind, path.relative_to(root).as_posix(), path))
+    return iter(sorted(found, key=lambda entry: entry[1].encode("utf-8", "surrogateescape")))
+
+
+def tree_digest(root: Path) -> str:
+    """Return the SHA-256 over one line ``<git mode> <sha256> <path>\\n`` per file, sorted by path's bytes.
+
+    A link's content is its target. Times, owners and empty folders do not count, so a checkout, an
+    extracted archive and a copy of either agree.
+    """
+    digest = hashlib.sha256()
+    for mode, name, path in tree_entries(root):
+        content = sha256_bytes(os.fsencode(path.readlink())) if mode == "120000" else sha256_file(path)
+        digest.update(f"{mode} {content} ".encode() + name.encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+class Store:
+    """Content-addressed files under ``root``: ``<root>/<2 hex>/<64 hex>``, read-only, written once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, sha256: str) -> Path:
+        """Return where the file of that digest lies or would lie."""
+        return self.root / sha256[:2] / sha256
+
+    def has(self, sha256: str) -> bool:
+        """Say whether a file of that digest is here. Its bytes are checked when it is used, not here."""
+        return self.path(sha256).is_file()
+
+    def add(self, source: Path, *, sha256: str) -> Path:
+        """Move ``source`` into the store after checking its digest.
+
+        Raises:
+            IntegrityError: the bytes have another digest; ``source`` stays where it is.
+            WorkspaceError: the store cannot be written.
+        """
+        actual = sha256_file(source)
+        if actual != sha256:
+            raise IntegrityError(
+                f"sha256 is {actual}, expected {sha256}",
+                remedy="inspect the file; nothing of it was used",
+                where=str(source),
+            )
+        target = self.path(sha256)
+        with workspace_errors(self.root):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.chmod(0o444)
+            if source.stat().st_dev == target.parent.stat().st_dev:
+                source.replace(target)
+            else:
+                temporary = target.with_name(f".{sha256}.{os.getpid()}")
+                shutil.copyfile(source, temporary)
+                temporary.chmod(0o444)
+                temporary.replace(target)
+                source.unlink()
+        return target
+
+    def place(self, sha256: str, target: Path) -> None:
+        """Make the stored file appear at ``target``: a hard link where the file system allows, else a copy.
+
+        Raises:
+            IntegrityError: the stored file is missing or its bytes were damaged; a damaged one is dropped.
+        """
+        stored = self.path(sha256)
+        if not stored.is_file():
+            raise IntegrityError(f"{sha256} is not in the store", remedy="run prefetch again", where=str(self.root))
+        if sha256_file(stored) != sha256:
+            stored.unlink()
+            raise IntegrityError(
+                "the stored file was damaged and has been dropped",
+                remedy="run again: it is fetched anew",
+                where=str(stored),
+            )
+        with workspace_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            try:
+                os.link(stored, target)
+            except OSError:
+                shutil.copyfile(stored, target)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A file's or tree's digest, and the cheap file-system facts that let the next look skip the hashing."""
+
+    path: str
+    sha256: str
+    facts: str
+
+    @staticmethod
+    def of(path: Path) -> Fingerprint:
+        """Hash ``path`` (a file or a folder) now."""
+        digest = tree_digest(path) if path.is_dir() else sha256_file(path)
+        return Fingerprint(str(path), digest, _facts(path))
+
+    def intact(self, path: Path) -> bool:
+        """Say whether ``path`` still has this digest; hashes only when size, times or inode moved."""
+        if not path.exists():
+            return False
+        if _facts(path) == self.facts:
+            return True
+        return (tree_digest(path) if path.is_dir() else sha256_file(path)) == self.sha256
+
+
+def _facts(path: Path) -> str:
+    """Size, mtime, ctime and inode (ctime cannot be set from user space), of a file or of a whole tree."""
+
+    def line(item: Path) -> str:
+        facts = item.lstat()
+        return f"{facts.st_mode} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
+
+    if not path.is_dir():
+        return line(path)
+    digest = hashlib.sha256()
+    for _mode, name, item in tree_entries(path):
+        digest.update(f"{name} {line(item)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
