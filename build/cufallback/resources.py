@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+PYTHON_CACHES = frozenset({"__pycache__"})
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -32,3 +34,9 @@ def recipe_files() -> dict[str, Path]:
 def lock_folder(recipe: str) -> Path:
     """Return ``locks/<recipe>/``, whether or not it exists."""
     return data_root() / "locks" / recipe
+
+
+def probe_folder() -> Path:
+    """Return the cuda-probe's project folder: beside this package in a checkout, inside it when installed."""
+    beside = _PACKAGE.parent / "cuda_probe"
+    return beside if (beside / "pyproject.toml").is_file() else _PACKAGE / "_data" / "cuda_probe"
