@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import tarfile
@@ -40,6 +41,7 @@ def test_cache() -> Path:
 def sdist(test_cache: Path) -> Callable[[str], Path]:
     """``sdist(version)`` is the path of vLLM's source distribution, downloaded at most once. Never write to it."""
 
+    @functools.cache
     def fetch(version: str) -> Path:
         path = test_cache / f"vllm-{version}.tar.gz"
         with _only_one(path):
@@ -57,6 +59,7 @@ def sdist(test_cache: Path) -> Callable[[str], Path]:
 def extracted(test_cache: Path, sdist: Callable[[str], Path]) -> Callable[[str], Path]:
     """``extracted(version)`` is that source distribution unpacked by tarfile alone. Copy what a test will change."""
 
+    @functools.cache
     def extract(version: str) -> Path:
         archive = sdist(version)
         target = test_cache / f"tree-{version}-{SDISTS[version][:12]}"

@@ -175,12 +175,12 @@ class _File:
                 worlds = self._choose(item, worlds, enclosing)
             elif item.name == "set" and item.words and item.words[0] in self._relevant:
                 worlds = [self._assign(item, world) for world in worlds]
-            elif item.name in _COMPUTING:
-                for name in self._relevant.intersection(item.words):
-                    worlds = [world.with_value(name, f"${{{name}}}") for world in worlds]
             elif item.name in _FETCHING or _is_download(item):
                 for world in worlds:
                     self._fetch(item, world, enclosing)
+            elif item.name in _COMPUTING:
+                for name in self._relevant.intersection(item.words):
+                    worlds = [world.with_value(name, f"${{{name}}}") for world in worlds]
         return worlds
 
     def _choose(self, choice: Choice, worlds: list[_World], enclosing: tuple[str, ...]) -> list[_World]:
@@ -195,7 +195,9 @@ class _File:
                     ends.append(replace(end, conditions=(*end.conditions, condition)))
             if not choice.exhaustive:
                 negated = " AND ".join(f"NOT ({branch.condition})" for branch in choice.branches)
-                ends.append(replace(world, conditions=(*world.conditions, negated)))
+                if not _contradicts(negated, world.conditions):
+                    ends.append(replace(world, conditions=(*world.conditions, negated)))
+            ends = _upstreams_own(choice, ends)
             # Branches that leave every variable that matters alone are one world again.
             after += [world] if all(end.values == world.values for end in ends) else ends
         unique = {world.values: world for world in reversed(after)}
@@ -207,9 +209,6 @@ class _File:
             if mark in words:
                 words = words[: words.index(mark)]
         value = lang.substitute(";".join(words), dict(world.values))
-        if lang.environment_references(value) and dict(world.values).get(name):
-            # A default that the environment may replace: the default is what upstream pins.
-            return world
         return world.with_value(name, value)
 
     def _fetch(self, command: Command, world: _World, enclosing: tuple[str, ...]) -> None:
@@ -283,6 +282,19 @@ class _File:
             remedy="look at that line: what it fetches must be known before the build may run without network",
             where=f"{self.file}:{line}",
         )
+
+
+def _upstreams_own(choice: Choice, ends: list[_World]) -> list[_World]:
+    """Leave out the ends where the user sets a variable from outside, when another end has upstream's default."""
+    names = {name for end in ends for name, _value in end.values}
+    asked = {word for branch in choice.branches for word in re.findall(r"[\w.-]+", branch.condition)}
+
+    def from_outside(end: _World) -> bool:
+        values = dict(end.values)
+        taken = any(lang.environment_references(value) for value in values.values())
+        return taken or bool(asked & (names - values.keys()))
+
+    return [end for end in ends if not from_outside(end)] or ends
 
 
 def _contradicts(condition: str, others: tuple[str, ...]) -> bool:

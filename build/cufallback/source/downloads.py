@@ -38,7 +38,7 @@ def harvest_downloads(file: str, text: str) -> list[Harvested]:
     """
     found = _python(file, text) if file.endswith(".py") else _shell(file, text)
     rows: dict[tuple[str, str, str], Harvested] = {}
-    for row in found:
+    for row in sorted(found, key=lambda row: row.line):
         rows.setdefault((row.kind, row.url, row.ref), row)
     return _distinct_names(list(rows.values()))
 

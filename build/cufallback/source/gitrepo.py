@@ -120,8 +120,9 @@ class Repository:
             if _FULL.search(message):
                 raise WorkspaceError(
                     message, remedy="free disk space or choose another work folder (--work), then run again"
-                ) from error
-            raise GitFailure(message) from error
+                ) from None
+            # Not "from error": GitPython's exception holds git's words before redaction.
+            raise GitFailure(message) from None
 
     def succeeds(self, *arguments: str) -> bool:
         """Say whether git exits with 0."""
