@@ -222,6 +222,7 @@ _ROWS: tuple[tuple[str, Callable[[Inspection], str]], ...] = (
             f"{target} ({_dotted(version)})" for target, version in sorted({p for x in one.extensions for p in x.ptx})
         ),
     ),
+    ("torch", lambda one: "\n".join(one.metadata.torch)),
     ("CUDA requirements", lambda one: "\n".join(r.requirement for r in one.metadata.cuda if not r.extra)),
     ("minimum driver", lambda one: str(one.minimum_driver.driver or "none")),
     ("missing extensions", lambda one: "\n".join(one.missing_extensions)),

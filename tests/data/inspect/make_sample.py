@@ -1,7 +1,7 @@
 """Make sample_cu129.so: a small library of our own with real CUDA 12.9 device code, for the reader's tests.
 
     python -m venv /tmp/t && /tmp/t/bin/pip install 'cuda-toolkit[cudart,nvrtc,nvfatbin]==12.9.1'
-    /tmp/t/bin/python tests/data/inspect/make_sample.py tests/data/inspect/sample_cu129.so
+    python tests/data/inspect/make_sample.py OUTPUT.so /tmp/t/lib/python3.*/site-packages/nvidia
 
 needs gcc; no GPU, no nvcc. Two runs give the same bytes with the same gcc. What it holds:
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes as c
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -85,8 +84,7 @@ def pack(nvfatbin: c.CDLL, codes: dict[str, bytes], options: list[bytes]) -> byt
     return data.raw
 
 
-def main(target: Path) -> None:
-    nvidia = Path(sysconfig.get_path("purelib")) / "nvidia"
+def main(target: Path, nvidia: Path) -> None:
     nvrtc = c.CDLL(str(nvidia / "cuda_nvrtc/lib/libnvrtc.so.12"))
     nvfatbin = c.CDLL(str(nvidia / "nvfatbin/lib/libnvfatbin.so.12"))
     with tempfile.TemporaryDirectory() as folder:
@@ -108,4 +106,4 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
