@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 
 from cufallback.cuda.questions import architectures_of, covers, toolkit_release
 from cufallback.cuda.versions import Architecture, Driver, Isa
@@ -124,7 +124,8 @@ def _general(inspection: Inspection) -> Iterator[Finding]:
             "failed", "archive", f"two members are named {name}: which one is installed is the installer's choice"
         )
     metadata = inspection.metadata
-    if (canonicalize_name(metadata.name), metadata.version) != (inspection.name, inspection.version):
+    said = (canonicalize_name(metadata.name), canonicalize_version(metadata.version, strip_trailing_zero=False))
+    if said != (inspection.name, inspection.version):
         why = f"METADATA says {metadata.name} {metadata.version}, the file name {inspection.name} {inspection.version}"
         yield Finding("failed", "metadata", why)
     for line in metadata.unreadable:

@@ -82,20 +82,17 @@ def read_fatbins(data: memoryview) -> tuple[Entry, ...]:
         FatbinError: damaged device code.
         ElfError: neither a container nor a readable ELF file.
     """
-    try:
-        if is_fatbin(data):
-            return tuple(_entries(data, "file", 0, first=0))
-        if not is_elf(data):
-            raise ElfError("neither an ELF file nor a fatbin container")
-        found: list[Entry] = []
-        for section in read_sections(data):
-            if section.name in (RUNNABLE, RELOCATABLE):
-                body = section_body(data, section)
-                first = found[-1].container + 1 if found else 0
-                found.extend(_entries(body, section.name, section.offset, first=first))
-        return tuple(found)
-    except (struct.error, IndexError, OverflowError) as error:
-        raise FatbinError(f"the device code is damaged ({error})") from error
+    if is_fatbin(data):
+        return tuple(_entries(data, "file", 0, first=0))
+    if not is_elf(data):
+        raise ElfError("neither an ELF file nor a fatbin container")
+    found: list[Entry] = []
+    for section in read_sections(data):
+        if section.name in (RUNNABLE, RELOCATABLE):
+            body = section_body(data, section)
+            first = found[-1].container + 1 if found else 0
+            found.extend(_entries(body, section.name, section.offset, first=first))
+    return tuple(found)
 
 
 def _entries(body: memoryview, section: str, base: int, *, first: int) -> Iterator[Entry]:

@@ -20,8 +20,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Self
 
-from cufallback.errors import PayloadError
-from cufallback.store import workspace_errors
+from cufallback.errors import PayloadError, WorkspaceError
 from cufallback.wheel.elf import is_elf
 from cufallback.wheel.fatbin import is_fatbin
 
@@ -158,7 +157,8 @@ class Payload:
             raise MemberError("the wheel is closed")
         if info.flag_bits & 0x1:
             raise MemberError("it is encrypted")
-        if info.header_offset + _LOCAL_HEADER.size > len(self._map):
+        # zipfile lets a damaged end record shift all offsets, even below zero.
+        if not 0 <= info.header_offset <= len(self._map) - _LOCAL_HEADER.size:
             raise MemberError("its header lies outside the archive")
         signature, name, extra = _LOCAL_HEADER.unpack_from(self._map, info.header_offset)
         start = info.header_offset + _LOCAL_HEADER.size + name + extra
@@ -208,11 +208,17 @@ class Payload:
                 _close(memory)
             return
         with contextlib.ExitStack() as stack:
-            with workspace_errors(Path(tempfile.gettempdir())):
+            try:
                 file = stack.enter_context(tempfile.TemporaryFile(prefix="cufallback-inspect-"))
                 for block in _blocks(raw, info):
                     file.write(block)
                 file.flush()
+            except OSError as error:
+                raise WorkspaceError(
+                    f"{info.filename} cannot be inflated into a temporary file: {error.strerror}",
+                    remedy=f"set TMPDIR to a writable folder with {info.file_size / 1e6:.0f} MB free",
+                    where=tempfile.gettempdir(),
+                ) from error
             mapped = mmap.mmap(file.fileno(), info.file_size, access=mmap.ACCESS_READ)
             try:
                 yield mapped
