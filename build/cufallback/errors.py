@@ -77,6 +77,10 @@ class CufallbackError(Exception):
         return f"{place}{self.reason}\n  remedy: {self.remedy}"
 
 
+class UsageError(CufallbackError, exit_code=ExitCode.USAGE):
+    """A value given by the user is not of its form: a driver version, an architecture."""
+
+
 class RecipeError(CufallbackError, exit_code=ExitCode.RECIPE):
     """A recipe is missing or invalid."""
 

@@ -1,0 +1,1 @@
+"""Wheels: build, normalise, inspect."""
