@@ -122,3 +122,133 @@ def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
             "fetches": fetches,
         }
     }
+
+
+def wheels(context: Context) -> Outcome:
+    """Build the main wheel and the cuda-probe without network, and repack them byte for byte."""
+    from cufallback.wheel.builder import BuildRequest, build_wheel
+    from cufallback.wheel.buildlog import judge_kernels
+    from cufallback.wheel.environment import create_environment, find_interpreter
+    from cufallback.wheel.normalize import repack
+
+    recipe, prefetched = context.plan.recipe, context.earlier("prefetch")
+    epoch = context.result("prefetch")["source"]["epoch"]
+    scratch = context.folder / "scratch"
+    environment = create_environment(
+        scratch / "environment",
+        wheelhouse=prefetched / "wheelhouse" / "build",
+        lock=lock_folder(recipe.name) / "build.txt",
+        python=find_interpreter(recipe.python.version, context.runner),
+        runner=context.runner,
+        log=context.folder / "logs" / "environment.log",
+    )
+    probe = scratch / "cuda-probe"
+    shutil.copytree(probe_folder(), probe, ignore=shutil.ignore_patterns(*PYTHON_CACHES))
+    jobs = {
+        "main": (prefetched / "source", dict(recipe.wheel.environment), recipe.cuda.kernel),
+        "cuda-probe": (probe, _probe_environment(recipe), ()),
+    }
+    built = []
+    for name, (source, variables, kernels) in jobs.items():
+        log = context.folder / "logs" / f"{name}.log"
+        request = BuildRequest(
+            source=source,
+            environment=environment,
+            output=scratch / "built" / name,
+            build_environment=variables,
+            epoch=epoch,
+            jobs=recipe.builder.jobs,
+            log=log,
+            scratch=scratch / "build",
+        )
+        result = build_wheel(request, context.runner, context.progress)
+        wheel = repack(result.path, context.folder / "wheels", epoch=epoch, extra_dist_info={})
+        findings = judge_kernels(result.kernels, kernels)
+        built.append(
+            {
+                "path": f"wheels/{wheel.name}",
+                "sha256": sha256_file(wheel),
+                "size": wheel.stat().st_size,
+                "command": list(result.command),
+                "environment": dict(result.environment),
+                "isolation": _isolation(result.isolation),
+                "kernels": {
+                    "built": {name: list(targets) for name, targets in result.kernels.built},
+                    "not_built": dict(result.kernels.not_built),
+                    "findings": [asdict(finding) for finding in findings],
+                },
+                "log": f"logs/{log.name}",
+            }
+        )
+    shutil.rmtree(scratch)
+    return Outcome({"subjects": built}, (context.folder / "wheels", context.folder / "logs"))
+
+
+def inspect(context: Context) -> Outcome:
+    """Read from the wheels what they really are and hold it against the recipe."""
+    subjects = context.result("wheels")["subjects"]
+    paths = [context.earlier("wheels") / subject["path"] for subject in subjects]
+    inspections = _inspect(paths, context.plan.recipe)
+    findings = [
+        (wheel["file"], finding)
+        for wheel, subject in zip(inspections, subjects, strict=True)
+        for finding in [*wheel["findings"], *subject["kernels"]["findings"]]
+    ]
+    failed = [f"{wheel}: {finding['what']}: {finding['why']}" for wheel, finding in findings if finding["status"] == "failed"]
+    if failed:
+        raise InspectionError(
+            "the wheels are not what the recipe demands:\n  " + "\n  ".join(failed),
+            remedy="read the build log, then correct the recipe or the build",
+            where=str(context.earlier("wheels") / "logs" / "main.log"),
+        )
+    document = context.folder / INSPECTION
+    write_json(document, inspections)
+    return Outcome({"inspection": inspections}, (document,))
+
+
+def inspect_subjects(folder: Path, record: Record) -> list[dict[str, Any]]:
+    """Inspect the wheels of a build folder by the recipe that lies in it; what ``inspect`` wrote should come out.
+
+    Raises:
+        PayloadError: a wheel cannot be read.
+        RecipeError: the recipe in the folder cannot be read.
+    """
+    return _inspect([folder / subject.path for subject in record.subjects], parse_recipe(folder / record.recipe.path))
+
+
+def _inspect(paths: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]]:
+    from cufallback.wheel.audit import expectation_of, probe_expectation_of
+    from cufallback.wheel.inspect import inspect_wheel
+
+    main, probe = paths
+    return [
+        inspect_wheel(main, expectation=expectation_of(recipe)).to_json(),
+        inspect_wheel(probe, expectation=probe_expectation_of(recipe)).to_json(),
+    ]
+
+
+def record(context: Context) -> Outcome:
+    """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and write its record."""
+    from cufallback.deps.pylock import render_pylock
+
+    plan, recipe = context.plan, context.plan.recipe
+    with replaced_folder(context.dist) as folder:
+        for name in ("wheels", "logs"):
+            shutil.copytree(context.earlier("wheels") / name, folder / name)
+        inputs = folder / "inputs"
+        inputs.mkdir()
+        shutil.copyfile(context.recipe_file, inputs / f"{recipe.name}.toml")
+        for name in LOCK_FILES:
+            shutil.copyfile(lock_folder(recipe.name) / name, inputs / name)
+        write_json(folder / PLAN, plan.to_json())
+        write_json(folder / INSPECTION, context.result("inspect")["inspection"])
+        write_atomic(folder / PYLOCK, render_pylock().encode())
+        made = Record.model_validate({})
+        write_json(folder / RECORD, made.to_json())
+        sums = checksum_lines(made.files, sha256_file(folder / RECORD))
+        write_atomic(folder / SUMS, sums.encode())
+    verification = verify(context.dist)
+    return Outcome({"folder": str(context.dist)}, (context.dist,))
+
+
+def _pinned(locks: Locks) -> Any: ...
