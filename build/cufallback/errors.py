@@ -77,6 +77,10 @@ class CufallbackError(Exception):
         return f"{place}{self.reason}\n  remedy: {self.remedy}"
 
 
+class UsageError(CufallbackError, exit_code=ExitCode.USAGE):
+    """A value given by the user is not of its form: a driver version, an architecture."""
+
+
 class RecipeError(CufallbackError, exit_code=ExitCode.RECIPE):
     """A recipe is missing or invalid."""
 
@@ -135,6 +139,10 @@ class WorkspaceError(CufallbackError, exit_code=ExitCode.WORKSPACE):
 
 class BusyError(CufallbackError, exit_code=ExitCode.BUSY):
     """Another process holds the lock of the same build."""
+
+
+class InspectionError(CufallbackError, exit_code=ExitCode.INSPECTION_FAILED):
+    """A built wheel is not what the recipe demands."""
 
 
 class CommandError(CufallbackError, exit_code=ExitCode.COMMAND):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from cufallback.errors import RecipeError
 
+PYTHON_CACHES = frozenset({"__pycache__"})
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -44,3 +46,9 @@ def recipe_files() -> dict[str, Path]:
 def lock_folder(recipe: str) -> Path:
     """Return ``locks/<recipe>/``, whether or not it exists."""
     return data_root() / "locks" / recipe
+
+
+def probe_folder() -> Path:
+    """Return the cuda-probe's project folder: beside this package in a checkout, inside it when installed."""
+    beside = _PACKAGE.parent / "cuda_probe"
+    return beside if (beside / "pyproject.toml").is_file() else _PACKAGE / "_data" / "cuda_probe"

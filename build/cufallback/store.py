@@ -87,10 +87,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, canonical_json(value))
 
 
-def tree_entries(root: Path) -> Iterator[tuple[str, str, Path]]:
+def tree_entries(root: Path, *, ignore: frozenset[str] = frozenset()) -> Iterator[tuple[str, str, Path]]:
     """Yield (git mode, POSIX path relative to ``root``, path) of every file and link below ``root``, sorted by path.
 
-    ``.git`` at the top is left out. Modes are git's: 100644, 100755, 120000.
+    ``.git`` at the top and folders with a name in ``ignore`` are left out. Modes are git's: 100644, 100755, 120000.
     """
     found: list[tuple[str, str, Path]] = []
     for folder, folders, files in os.walk(root, onerror=_raise):
@@ -99,6 +99,8 @@ def tree_entries(root: Path) -> Iterator[tuple[str, str, Path]]:
             for names in (folders, files):
                 if ".git" in names:
                     names.remove(".git")
+        if ignore:
+            folders[:] = [name for name in folders if name not in ignore]
         for name in [*files, *(name for name in folders if (Path(folder) / name).is_symlink())]:
             path = Path(folder) / name
             mode = path.lstat().st_mode
@@ -112,14 +114,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def tree_digest(root: Path) -> str:
+def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
     """Return the SHA-256 over one line ``<git mode> <sha256> <path>\\n`` per file, sorted by path's bytes.
 
     A link's content is its target. Times, owners and empty folders do not count, so a checkout, an
     extracted archive and a copy of either agree.
     """
     digest = hashlib.sha256()
-    for mode, name, path in tree_entries(root):
+    for mode, name, path in tree_entries(root, ignore=ignore):
         content = sha256_bytes(os.fsencode(path.readlink())) if mode == "120000" else sha256_file(path)
         digest.update(f"{mode} {content} ".encode() + name.encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()

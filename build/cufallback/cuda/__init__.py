@@ -1,0 +1,1 @@
+"""CUDA facts as data, and pure questions over them: toolkits, drivers, PTX versions, architectures, GPUs."""
