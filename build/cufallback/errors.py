@@ -141,5 +141,9 @@ class BusyError(CufallbackError, exit_code=ExitCode.BUSY):
     """Another process holds the lock of the same build."""
 
 
+class InspectionError(CufallbackError, exit_code=ExitCode.INSPECTION_FAILED):
+    """A built wheel is not what the recipe demands."""
+
+
 class CommandError(CufallbackError, exit_code=ExitCode.COMMAND):
     """An external command failed and no stage gave the failure a better name."""

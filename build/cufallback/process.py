@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from cufallback.errors import CommandError
 from cufallback.redact import redact
+from cufallback.store import workspace_errors
 
 _TAIL_LINES = 15
 
@@ -56,6 +58,7 @@ class Runner(Protocol):
 
         Raises:
             CommandError: the program is missing, failed (with ``check``) or ran out of time.
+            WorkspaceError: the log cannot be written (full, read-only); the program has been ended.
         """
         ...
 
@@ -77,48 +80,31 @@ class LocalRunner:
         """See :meth:`Runner.run`."""
         words = tuple(str(word) for word in argv)
         shown = redact(shlex.join(words))
-        started = time.monotonic()
-        try:
-            child = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=dict(env) if env is not None else None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            missing = cwd if cwd is not None and not cwd.is_dir() else words[0]
-            raise CommandError(
-                f"{missing} was not found", remedy=f"install it or correct PATH, then run again: {shown}"
-            ) from error
-        except OSError as error:
-            raise CommandError(f"{words[0]} could not be started: {error.strerror}", remedy=f"check {shown}") from error
-        timed_out = False
-
-        def expire() -> None:
-            nonlocal timed_out
-            timed_out = True
-            _end_session(child)
-
         lines: list[str] = []
+        timed_out = False
         with contextlib.ExitStack() as stack:
             sink = None
             if log is not None:
+                # Before the program starts: a log that cannot be written must not leave a program running.
+                stack.enter_context(workspace_errors(log))
                 log.parent.mkdir(parents=True, exist_ok=True)
                 sink = stack.enter_context(log.open("a", encoding="utf-8"))
                 sink.write(f"+ {shown}\n")
-            if timeout is not None:
-                import threading
+                sink.flush()
+            started = time.monotonic()
+            child = _start(words, shown, cwd=cwd, env=env)
 
-                timer = threading.Timer(timeout, expire)
-                timer.start()
-                stack.callback(timer.cancel)
+            def expire() -> None:
+                nonlocal timed_out
+                timed_out = True
+                _end_session(child)
+
             try:
+                if timeout is not None:
+                    timer = threading.Timer(timeout, expire)
+                    timer.start()
+                    stack.callback(timer.join)
+                    stack.callback(timer.cancel)
                 assert child.stdout is not None  # noqa: S101 - PIPE was asked for
                 for raw in child.stdout:
                     line = redact(raw)
@@ -132,12 +118,40 @@ class LocalRunner:
             except BaseException:
                 _end_session(child)
                 raise
+            finally:
+                if child.stdout is not None:
+                    child.stdout.close()
         done = Completed(words, child.returncode, "".join(lines), time.monotonic() - started)
         if timed_out:
             raise CommandError(f"{words[0]} did not end within {timeout:g} s", remedy=_see(log, lines), where=shown)
         if check and done.returncode != 0:
             raise CommandError(f"{words[0]} exited with {done.returncode}", remedy=_see(log, lines), where=shown)
         return done
+
+
+def _start(
+    words: tuple[str, ...], shown: str, *, cwd: Path | None, env: Mapping[str, str] | None
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=dict(env) if env is not None else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        missing = cwd if cwd is not None and not cwd.is_dir() else words[0]
+        raise CommandError(
+            f"{missing} was not found", remedy=f"install it or correct PATH, then run again: {shown}"
+        ) from error
+    except OSError as error:
+        raise CommandError(f"{words[0]} could not be started: {error.strerror}", remedy=f"check {shown}") from error
 
 
 def _see(log: Path | None, lines: list[str]) -> str:

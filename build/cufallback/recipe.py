@@ -304,7 +304,7 @@ class Recipe(_Model):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file, for editors and outside validators."""
     schema = Recipe.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cufallback recipe", **schema}
+    return {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cufallback recipe"}
 
 
 def load_recipe(name_or_path: str | None = None) -> Recipe:
@@ -367,7 +367,10 @@ def _explain(path: Path, text: str, error: ValidationError) -> RecipeError:
     faults: list[str] = []
     remedies: list[str] = []
     for fault in error.errors():
-        location = tuple(part for part in fault["loc"] if part not in ("git", "sdist"))
+        location = fault["loc"]
+        if location[:1] == ("source",) and location[1:2] in (("git",), ("sdist",)):
+            # pydantic puts the value of `kind` here, which is no key of the file
+            location = ("source", *location[2:])
         key = key_path(location)
         line = line_of(text, location)
         message = fault["msg"].removeprefix("Value error, ")

@@ -7,20 +7,22 @@ from collections.abc import Mapping
 
 MASK = "[redacted]"
 
-_SECRET_NAME = re.compile(r"(?i)(token|secret|passw(or)?d|passphrase|api_?key|credential|authorization|private_?key)")
+# Whole words: a token is secret, TOKENIZERS_PARALLELISM and --max-tokens are not. A name starts where no name
+# character stands before it and ends where none follows, so that no line takes time by its length squared.
+_WORD = r"(?:token|secrets?|passw(?:or)?ds?|passphrase|credentials?|(?:api|access|private)[_-]?keys?)(?![a-z])"
+_NAME = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]++"
+_VALUE = r"(?:(?<=\")(?:[^\"\\\n]|\\.)*|(?<=')[^'\n]*|[^\s\"',;&]+)"
+_SECRET_NAME = re.compile(rf"(?i)authorization|{_NAME}")
 _PATTERNS = (
-    # user:password@ or token@ in a URL
-    (re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://)[^/\s@]+@"), rf"\g<keep>{MASK}@"),
-    (re.compile(r"(?i)(?P<keep>\bauthorization\s*[:=]\s*(?:bearer|basic|token)?\s*)[^\s'\",]+"), rf"\g<keep>{MASK}"),
+    # user:password@ or token@ in a URL, up to the last @ before the path
+    (re.compile(r"(?i)(?P<keep>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://)[^/\s\"'<>]+@"), rf"\g<keep>{MASK}@"),
+    # a header to its end, whatever its scheme is called
+    (re.compile(r"(?i)(?P<keep>\bauthorization[\"']?\s*[:=]\s*[\"']?)[^\s\"'][^\"'\n]*"), rf"\g<keep>{MASK}"),
     (re.compile(r"(?i)(?P<keep>\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\g<keep>{MASK}"),
-    # NAME=value and --name value / "name": "value" for names that speak of a secret
-    (
-        re.compile(
-            r"(?i)(?P<keep>\b[\w-]*(?:token|secret|password|passwd|passphrase|api[_-]?key|private[_-]?key)"
-            r"[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
-        ),
-        rf"\g<keep>{MASK}",
-    ),
+    # NAME=value, "name": "value" and --name value for names that speak of a secret
+    (re.compile(rf"(?i)(?P<keep>{_NAME}[\"']?\s*[=:]\s*[\"']?){_VALUE}"), rf"\g<keep>{MASK}"),
+    # docker's --secret takes the id of a secret, not the secret
+    (re.compile(rf"(?i)(?P<keep>(?<![\w.-])(?=--?\w){_NAME}\s+[\"']?)(?!-|id=){_VALUE}"), rf"\g<keep>{MASK}"),
     # well-known token shapes: GitHub, GitLab, Hugging Face, package index, AWS, Slack
     (
         re.compile(

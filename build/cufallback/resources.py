@@ -5,21 +5,35 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cufallback.errors import RecipeError
+
+PYTHON_CACHES = frozenset({"__pycache__"})
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_root() -> Path:
     """Return the folder that holds recipes/, locks/ and dockerfiles/.
 
-    In this order: CUFALLBACK_DATA, the nearest folder at or above the current one that has ``recipes/`` and
-    ``noxfile.py`` (a checkout), the checkout this package is imported from, the data inside the installed wheel.
+    In this order: CUFALLBACK_DATA, the nearest checkout of this project at or above the current folder, the
+    checkout this package is imported from, the data inside the installed wheel.
+
+    Raises:
+        RecipeError: CUFALLBACK_DATA names a folder without recipes/.
     """
     chosen = os.environ.get("CUFALLBACK_DATA")
     if chosen:
+        if not (Path(chosen) / "recipes").is_dir():
+            raise RecipeError(
+                "CUFALLBACK_DATA names a folder without recipes/",
+                remedy="unset it, or name a folder that holds recipes/ and locks/",
+                where=chosen,
+            )
         return Path(chosen)
     here = Path.cwd()
     for folder in (here, *here.parents, _PACKAGE.parent.parent):
-        if (folder / "noxfile.py").is_file() and (folder / "recipes").is_dir():
+        # Other projects have a recipes/ too; ours is the one beside this package's source.
+        if (folder / "build/cufallback/resources.py").is_file() and (folder / "recipes").is_dir():
             return folder
     return _PACKAGE / "_data"
 
@@ -32,3 +46,9 @@ def recipe_files() -> dict[str, Path]:
 def lock_folder(recipe: str) -> Path:
     """Return ``locks/<recipe>/``, whether or not it exists."""
     return data_root() / "locks" / recipe
+
+
+def probe_folder() -> Path:
+    """Return the cuda-probe's project folder: beside this package in a checkout, inside it when installed."""
+    beside = _PACKAGE.parent / "cuda_probe"
+    return beside if (beside / "pyproject.toml").is_file() else _PACKAGE / "_data" / "cuda_probe"

@@ -30,8 +30,12 @@ def sha256_file(path: Path) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Serialise to the one JSON form used everywhere: sorted keys, two spaces, UTF-8, final newline."""
-    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode()
+    """Serialise to the one JSON form used everywhere: sorted keys, two spaces, UTF-8, final newline.
+
+    Raises:
+        ValueError: a number that JSON does not have (infinite, not a number).
+    """
+    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 @contextlib.contextmanager
@@ -48,6 +52,7 @@ def workspace_errors(path: Path) -> Iterator[None]:
             errno.EPERM: "choose a folder you may write (--work, --dist) or correct its rights",
             errno.ENOTDIR: "choose another folder (--work, --dist): a file is in its way",
             errno.EEXIST: "choose another folder (--work, --dist): a file is in its way",
+            errno.EISDIR: "choose another folder (--work, --dist): a folder lies where a file must be written",
         }
         if error.errno not in remedies:
             raise
@@ -82,15 +87,20 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, canonical_json(value))
 
 
-def tree_entries(root: Path) -> Iterator[tuple[str, str, Path]]:
+def tree_entries(root: Path, *, ignore: frozenset[str] = frozenset()) -> Iterator[tuple[str, str, Path]]:
     """Yield (git mode, POSIX path relative to ``root``, path) of every file and link below ``root``, sorted by path.
 
-    ``.git`` at the top is left out. Modes are git's: 100644, 100755, 120000.
+    ``.git`` at the top and folders with a name in ``ignore`` are left out. Modes are git's: 100644, 100755, 120000.
     """
     found: list[tuple[str, str, Path]] = []
-    for folder, folders, files in os.walk(root):
-        if Path(folder) == root and ".git" in folders:
-            folders.remove(".git")
+    for folder, folders, files in os.walk(root, onerror=_raise):
+        if Path(folder) == root:
+            # A folder in a clone, a file in a worktree or submodule.
+            for names in (folders, files):
+                if ".git" in names:
+                    names.remove(".git")
+        if ignore:
+            folders[:] = [name for name in folders if name not in ignore]
         for name in [*files, *(name for name in folders if (Path(folder) / name).is_symlink())]:
             path = Path(folder) / name
             mode = path.lstat().st_mode
@@ -99,14 +109,19 @@ def tree_entries(root: Path) -> Iterator[tuple[str, str, Path]]:
     return iter(sorted(found, key=lambda entry: entry[1].encode("utf-8", "surrogateescape")))
 
 
-def tree_digest(root: Path) -> str:
+def _raise(error: OSError) -> None:
+    """Without this os.walk leaves out what it cannot read, and a digest over less would pass for the whole."""
+    raise error
+
+
+def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
     """Return the SHA-256 over one line ``<git mode> <sha256> <path>\\n`` per file, sorted by path's bytes.
 
     A link's content is its target. Times, owners and empty folders do not count, so a checkout, an
     extracted archive and a copy of either agree.
     """
     digest = hashlib.sha256()
-    for mode, name, path in tree_entries(root):
+    for mode, name, path in tree_entries(root, ignore=ignore):
         content = sha256_bytes(os.fsencode(path.readlink())) if mode == "120000" else sha256_file(path)
         digest.update(f"{mode} {content} ".encode() + name.encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()
@@ -147,10 +162,8 @@ class Store:
             if source.stat().st_dev == target.parent.stat().st_dev:
                 source.replace(target)
             else:
-                temporary = target.with_name(f".{sha256}.{os.getpid()}")
-                shutil.copyfile(source, temporary)
-                temporary.chmod(0o444)
-                temporary.replace(target)
+                _copy_atomic(source, target)
+                target.chmod(0o444)
                 source.unlink()
         return target
 
@@ -172,11 +185,26 @@ class Store:
             )
         with workspace_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
             try:
-                os.link(stored, target)
+                os.link(stored, temporary)
             except OSError:
-                shutil.copyfile(stored, target)
+                _copy_atomic(stored, target)
+            else:
+                temporary.replace(target)
+                # A rename between two links of one file does nothing and leaves both.
+                temporary.unlink(missing_ok=True)
+
+
+def _copy_atomic(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 @dataclass(frozen=True)
@@ -190,8 +218,9 @@ class Fingerprint:
     @staticmethod
     def of(path: Path) -> Fingerprint:
         """Hash ``path`` (a file or a folder) now."""
-        digest = tree_digest(path) if path.is_dir() else sha256_file(path)
-        return Fingerprint(str(path), digest, _facts(path))
+        # Facts first: what changes while it is being hashed then no longer fits its facts, and is hashed again.
+        facts = _facts(path)
+        return Fingerprint(str(path), tree_digest(path) if path.is_dir() else sha256_file(path), facts)
 
     def intact(self, path: Path) -> bool:
         """Say whether ``path`` still has this digest; hashes only when size, times or inode moved."""

@@ -1,0 +1,212 @@
+"""The command line: argument parsing only. Each command calls one function and prints its result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cufallback import __version__
+from cufallback.errors import ExitCode
+
+
+def run(arguments: Sequence[str], *, clock: Callable[[], float] = time.time) -> int:
+    """Parse ``arguments``, run the command, return its exit code.
+
+    Args:
+        arguments: the words after the program's name.
+        clock: seconds since 1970; the only clock there is.
+    """
+    options = _parser().parse_args(arguments)
+    options.clock = clock
+    command: Callable[[argparse.Namespace], int] = options.command
+    return command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cufallback",
+        description="Build, prove and keep a CUDA fallback of a vLLM release.",
+        epilog="Exit codes: docs/exit-codes.md. Recipes: cufallback recipe list.",
+    )
+    parser.add_argument("--version", action="version", version=f"cufallback {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, group: Any = commands) -> Any:
+        sub = group.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        return sub
+
+    def add_recipe(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--recipe", metavar="NAME", help="recipe name or path of a .toml file (default: the default recipe)"
+        )
+
+    def add_json(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+    def add_work(sub: argparse.ArgumentParser) -> None:
+        work = Path(os.environ.get("CUFALLBACK_WORK", ".cufallback"))
+        sub.add_argument("--work", metavar="DIR", type=Path, default=work, help=f"work folder (default: {work})")
+
+    build = add("build", _build, "build a recipe: sources, wheels, inspection, record")
+    add_recipe(build)
+    add_work(build)
+    build.add_argument("--dist", metavar="DIR", type=Path, default=Path("dist"), help="output folder (default: dist)")
+    build.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    build.add_argument("--no-wait", action="store_true", help="fail when another process builds the same id")
+    add_json(build)
+
+    plan = add("plan", _plan, "show stages, pins and what this machine lacks; runs nothing")
+    add_recipe(plan)
+    add_work(plan)
+    add_json(plan)
+
+    lock = add("lock", _lock, "resolve and write locks/<recipe>/, or check them for drift")
+    add_recipe(lock)
+    add_work(lock)
+    lock.add_argument(
+        "--check", action="store_true", help="write nothing; fail and show the difference when they drifted"
+    )
+    lock.add_argument(
+        "--engine", choices=("uv", "pip-tools"), default="uv", help="pip-tools: compare as second opinion"
+    )
+
+    verify = add("verify", _verify, "verify a build folder from disk alone")
+    verify.add_argument("folder", metavar="DIR", type=Path)
+    add_json(verify)
+
+    inspect = add("inspect", _inspect, "show what any wheel carries: libraries, architectures, PTX, minimum driver")
+    inspect.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
+    inspect.add_argument("--recipe", metavar="NAME", help="judge the wheels by this recipe's [cuda] and [wheel]")
+    add_json(inspect)
+
+    recipe = commands.add_parser("recipe", help="list, show or describe recipes").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    add("list", _recipe_list, "name every recipe with its status", recipe)
+    add("schema", _recipe_schema, "print the JSON Schema of a recipe file", recipe)
+    show = add("show", _recipe_show, "print a recipe with every default filled in", recipe)
+    show.add_argument("recipe", metavar="NAME", nargs="?")
+
+    source = commands.add_parser("source", help="look at a source tree").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    harvest = add("harvest", _harvest, "list every source that a tree's build would fetch", source)
+    harvest.add_argument("tree", metavar="TREE", type=Path)
+    add_json(harvest)
+    return parser
+
+
+def _print_json(value: Any) -> None:
+    from cufallback.store import canonical_json
+
+    sys.stdout.write(canonical_json(value).decode())
+
+
+def _build(options: argparse.Namespace) -> int:
+    from cufallback.build import build
+    from cufallback.progress import choose_progress
+
+    built = build(
+        options.recipe,
+        work=options.work,
+        dist=options.dist,
+        until=options.until,
+        wait=not options.no_wait,
+        progress=choose_progress(),
+        clock=options.clock,
+    )
+    if options.json:
+        _print_json(built.to_json())
+    else:
+        print(built.summary())
+    return ExitCode.OK
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from cufallback.build import prepare
+    from cufallback.show import plan_text
+
+    prepared = prepare(options.recipe, work=options.work)
+    if options.json:
+        _print_json(prepared.to_json())
+    else:
+        print(plan_text(prepared))
+    return ExitCode.OK
+
+
+def _lock(options: argparse.Namespace) -> int:
+    from cufallback.build import lock
+    from cufallback.progress import choose_progress
+
+    return lock(
+        options.recipe,
+        work=options.work,
+        check=options.check,
+        engine=options.engine,
+        progress=choose_progress(),
+    )
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from cufallback.show import verification_text
+    from cufallback.verify import verify
+
+    verification = verify(options.folder)
+    if options.json:
+        _print_json(verification.to_json())
+    else:
+        print(verification_text(verification))
+    return ExitCode.OK if verification.passed else ExitCode.VERIFY_FAILED
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from cufallback.recipe import load_recipe
+    from cufallback.wheel.inspect import run_inspect
+
+    recipe = load_recipe(options.recipe) if options.recipe else None
+    text, code = run_inspect(options.wheels, recipe=recipe, json_output=options.json)
+    sys.stdout.write(text)
+    return code
+
+
+def _recipe_list(_options: argparse.Namespace) -> int:
+    from cufallback.recipe import parse_recipe
+    from cufallback.resources import recipe_files
+
+    for recipe in map(parse_recipe, recipe_files().values()):
+        mark = "*" if recipe.recipe.default else " "
+        print(f"{mark} {recipe.name:<22} {recipe.recipe.status:<12} {recipe.recipe.summary}")
+    return ExitCode.OK
+
+
+def _recipe_schema(_options: argparse.Namespace) -> int:
+    from cufallback.recipe import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return ExitCode.OK
+
+
+def _recipe_show(options: argparse.Namespace) -> int:
+    from cufallback.recipe import load_recipe
+
+    _print_json(load_recipe(options.recipe).model_dump(mode="json", by_alias=True))
+    return ExitCode.OK
+
+
+def _harvest(options: argparse.Namespace) -> int:
+    from cufallback.show import harvest_text
+    from cufallback.source.harvest import harvest
+
+    found = harvest(options.tree)
+    if options.json:
+        _print_json([source.to_json() for source in found])
+    else:
+        print(harvest_text(found))
+    return ExitCode.OK

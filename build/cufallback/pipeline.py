@@ -1,0 +1,245 @@
+"""Run stages in order: skip what is done and intact, redo what changed, survive any interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from cufallback.errors import BusyError, CufallbackError, WorkspaceError
+from cufallback.plan import BuildPlan
+from cufallback.process import Runner
+from cufallback.progress import Progress
+from cufallback.resources import PYTHON_CACHES
+from cufallback.store import Fingerprint, Store, canonical_json, sha256_bytes, tree_digest, workspace_errors, write_json
+
+_FULL_DISK_BYTES = 32 * 2**20
+STATE_FILE = "stage.json"
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class StageState:
+    """What a finished stage left behind; the content of its ``stage.json``.
+
+    ``result`` is the stage's part of the record; ``outputs`` are relative to the stage's folder.
+    """
+
+    stage: str
+    inputs: Mapping[str, str]
+    outputs: tuple[Fingerprint, ...]
+    result: Mapping[str, Any]
+    started: float
+    finished: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as a JSON object."""
+        return {
+            "stage": self.stage,
+            "inputs": dict(self.inputs),
+            "outputs": [vars(output) for output in self.outputs],
+            "result": dict(self.result),
+            "started": self.started,
+            "finished": self.finished,
+        }
+
+    @staticmethod
+    def read(path: Path) -> StageState | None:
+        """Return the state in ``path``, or None when there is none that can be read."""
+        try:
+            data = json.loads(path.read_bytes())
+            outputs = tuple(Fingerprint(**output) for output in data.pop("outputs"))
+            return StageState(outputs=outputs, **data)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage may use: the plan, its own empty folder, the folders and results of earlier stages."""
+
+    plan: BuildPlan
+    root: Path
+    folder: Path
+    store: Store
+    mirrors: Sequence[Path]
+    runner: Runner
+    progress: Progress
+    clock: Clock
+    dist: Path
+    states: Mapping[str, StageState]
+
+    def earlier(self, stage: str) -> Path:
+        """Return the folder of an earlier stage."""
+        return self.root / stage
+
+    def result(self, stage: str) -> Mapping[str, Any]:
+        """Return what an earlier stage contributes to the record."""
+        return self.states[stage].result
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage returns: its part of the record and the paths it stands for."""
+
+    result: Mapping[str, Any]
+    outputs: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: a name, what it does in a few words, and the function that does it."""
+
+    name: str
+    summary: str
+    run: Callable[[Context], Outcome]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How one stage went in this run."""
+
+    stage: str
+    action: Literal["done", "skipped"]
+    seconds: float
+
+
+@dataclass
+class Pipeline:
+    """A build of one plan in ``work/<build id>/``."""
+
+    plan: BuildPlan
+    stages: Sequence[Stage]
+    work: Path
+    dist: Path
+    mirrors: Sequence[Path]
+    runner: Runner
+    progress: Progress
+    clock: Clock
+    states: dict[str, StageState] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        """The folder of this build."""
+        return self.work / "work" / self.plan.short_id
+
+    def run(self, *, until: str | None = None, wait: bool = True) -> tuple[Ran, ...]:
+        """Run every stage up to and with ``until``; return what was done and what was skipped.
+
+        Raises:
+            BusyError: another process builds the same id and ``wait`` is false.
+            WorkspaceError: the folder is read-only or full.
+            CufallbackError: whatever a stage raises.
+        """
+        with workspace_errors(self.work), _only_one(self.root, self.progress, wait=wait):
+            ran = []
+            for stage in self.stages:
+                ran.append(self._run(stage))
+                if stage.name == until:
+                    break
+            return tuple(ran)
+
+    def _run(self, stage: Stage) -> Ran:
+        folder = self.root / stage.name
+        inputs = {
+            "plan": self.plan.build_id,
+            "code": code_digest(),
+            **{
+                name: sha256_bytes(canonical_json([output.sha256 for output in state.outputs]))
+                for name, state in self.states.items()
+            },
+        }
+        known = StageState.read(folder / STATE_FILE)
+        started = self.clock()
+        if known and known.inputs == inputs and all(output.intact(folder / output.path) for output in known.outputs):
+            self.states[stage.name] = known
+            self.progress.say(f"{stage.name}: unchanged, skipped")
+            return Ran(stage.name, "skipped", self.clock() - started)
+        if known and known.inputs == inputs:
+            damaged = [output.path for output in known.outputs if not output.intact(folder / output.path)]
+            self.progress.say(f"{stage.name}: {', '.join(damaged)} changed on disk, redone")
+        self.progress.say(f"{stage.name}: {stage.summary}")
+        # The state goes first: from here until it is written again, the folder counts as unfinished.
+        (folder / STATE_FILE).unlink(missing_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        context = Context(
+            self.plan,
+            self.root,
+            folder,
+            Store(self.work / "store"),
+            self.mirrors,
+            self.runner,
+            self.progress,
+            self.clock,
+            self.dist,
+            dict(self.states),
+        )
+        with _full_disk_named(self.work):
+            outcome = stage.run(context)
+        finished = self.clock()
+        outputs = tuple(
+            Fingerprint(os.path.relpath(path, folder), fingerprint.sha256, fingerprint.facts)
+            for path in outcome.outputs
+            for fingerprint in (Fingerprint.of(path),)
+        )
+        state = StageState(stage.name, inputs, outputs, outcome.result, started, finished)
+        write_json(folder / STATE_FILE, state.to_json())
+        self.states[stage.name] = state
+        self.progress.say(f"{stage.name}: done in {finished - started:.1f} s")
+        return Ran(stage.name, "done", finished - started)
+
+
+@cache
+def code_digest() -> str:
+    """Return the digest of this package's own source: changed code redoes the stages, though not the build id."""
+    return tree_digest(Path(__file__).resolve().parent, ignore=PYTHON_CACHES)
+
+
+@contextlib.contextmanager
+def _only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
+    """Hold the lock file of this build id; the kernel frees it when the holder ends, however it ends."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / "lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            if not wait:
+                raise BusyError(
+                    f"{holder} is building the same id",
+                    remedy="let it finish, or run without --no-wait",
+                    where=str(path),
+                ) from None
+            progress.say(f"{holder} is building the same id; waiting for it to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def _full_disk_named(work: Path) -> Iterator[None]:
+    """Name a full disk as the cause when a program that met it could only say that it failed."""
+    try:
+        yield
+    except CufallbackError as error:
+        if isinstance(error, WorkspaceError) or shutil.disk_usage(work).free > _FULL_DISK_BYTES:
+            raise
+        raise WorkspaceError(
+            f"the disk is full ({error.reason})",
+            remedy="free disk space or choose another work folder (--work), then run again: it resumes",
+            where=str(work),
+        ) from error

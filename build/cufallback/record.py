@@ -1,0 +1,231 @@
+"""The build record: one strict model for writing and reading, and the folder that carries it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cufallback.errors import RecordError
+from cufallback.store import sha256_file
+
+RECORD = "record.json"
+PLAN = "plan.json"
+INSPECTION = "inspection.json"
+PYLOCK = "pylock.toml"
+SUMS = "SHA256SUMS"
+
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Status = Literal["passed", "failed", "warned", "not_run", "quoted"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class File(_Model):
+    """One file of the folder, its path relative to it."""
+
+    path: str
+    sha256: Hex
+    size: Annotated[int, Field(ge=0)]
+
+
+class RecipeRef(_Model):
+    """The recipe that was built; the file itself lies at ``path``."""
+
+    name: str
+    status: Literal["production", "experimental", "rehearsal"]
+    path: str
+    sha256: Hex
+
+
+class Commit(_Model):
+    """The source commit: ``passed`` when Git verified it, ``quoted`` when only the recipe says so."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    status: Literal["passed", "quoted"]
+    source: str
+
+
+class Change(_Model):
+    """One checked change to the source: a rewrite or a cherry-pick, with its unified diff."""
+
+    kind: str
+    file: str
+    why: str
+    diff: str
+
+
+class Contract(_Model):
+    """One contract of the recipe and how the edited tree stood to it."""
+
+    file: str
+    pattern: str
+    expect: Literal["present", "absent"]
+    status: Literal["passed", "failed"]
+    lines: list[int]
+    why: str
+
+
+class Fetched(_Model):
+    """A source that upstream's build files would fetch; ``commit`` or ``sha256`` is its pin."""
+
+    name: str
+    kind: str
+    url: str
+    ref: str
+    commit: str | None
+    sha256: str | None
+    asked_by: str
+    used: bool
+    why: str
+
+
+class Source(_Model):
+    """Where the code comes from and what was done to it."""
+
+    kind: Literal["git", "sdist"]
+    origin: str
+    ref: str
+    commit: Commit | None
+    archive_sha256: Hex | None
+    epoch: int
+    tree_sha256: Hex
+    edited_tree_sha256: Hex
+    submodules: dict[str, str]
+    changes: list[Change]
+    contracts: list[Contract]
+    fetches: list[Fetched]
+
+
+class Distribution(_Model):
+    """A locked distribution of the build or the runtime."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: Hex
+    size: int
+    index: str
+    used_for: list[Literal["build", "runtime"]]
+
+
+class RequirementEdit(_Model):
+    """One edit of upstream's requirements, or one override, with its reason."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    why: str
+
+
+class Isolation(_Model):
+    """How far the build was cut off from the network, and what was seen of it inside."""
+
+    kind: str
+    status: Literal["passed", "warned"]
+    why: str
+    evidence: str
+
+
+class Kernels(_Model):
+    """What the build log says of kernel families."""
+
+    built: dict[str, list[str]]
+    not_built: dict[str, str]
+    findings: list[dict[str, Any]]
+
+
+class Wheel(_Model):
+    """A subject of the build."""
+
+    path: str
+    sha256: Hex
+    size: int
+    command: list[str]
+    environment: dict[str, str]
+    isolation: Isolation
+    kernels: Kernels
+    log: str
+
+
+class StageEntry(_Model):
+    """How a stage ended. ``not_run`` says why; times are RFC 3339, UTC."""
+
+    name: str
+    status: Literal["passed", "not_run"]
+    why: str
+    started: str | None
+    finished: str | None
+    seconds: float | None
+
+
+class Record(_Model):
+    """Everything a reader needs to verify, rebuild and decide on one build."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    cufallback: str
+    build_id: Hex
+    recipe: RecipeRef
+    source: Source
+    toolchain: dict[str, str]
+    distributions: list[Distribution]
+    requirement_edits: list[RequirementEdit]
+    subjects: list[Wheel]
+    inspection: list[dict[str, Any]]
+    stages: list[StageEntry]
+    files: list[File]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as the JSON object that is written."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def timestamp(seconds: float) -> str:
+    """Return seconds since 1970 as an RFC 3339 time in UTC, to the second."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def files_below(folder: Path) -> list[File]:
+    """Hash every file below ``folder`` except the record and the checksum list, sorted by path."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return [
+        File(path=path.relative_to(folder).as_posix(), sha256=sha256_file(path), size=path.stat().st_size)
+        for path in paths
+        if path.relative_to(folder).as_posix() not in (RECORD, SUMS)
+    ]
+
+
+def checksum_lines(files: Iterable[File], record_sha256: str) -> str:
+    """Return SHA256SUMS as ``sha256sum -c`` reads it, the record included."""
+    entries = [(file.path, file.sha256) for file in files] + [(RECORD, record_sha256)]
+    return "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(entries))
+
+
+def read_record(folder: Path) -> Record:
+    """Read and validate ``record.json`` of a build folder.
+
+    Raises:
+        RecordError: no record, no JSON, or not a record of this format; with the key path of each fault.
+    """
+    path = folder / RECORD
+    remedy = "give the folder that `cufallback build` printed, dist/<recipe>/<build id>/, unaltered"
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise RecordError("there is no record here", remedy=remedy, where=str(path)) from error
+    except OSError as error:
+        raise RecordError(f"cannot be read: {error.strerror}", remedy=remedy, where=str(path)) from error
+    except ValueError as error:
+        raise RecordError(f"is not JSON: {error}", remedy=remedy, where=str(path)) from error
+    try:
+        return Record.model_validate(data)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+        raise RecordError(f"is not a record of this format: {faults}", remedy=remedy, where=str(path)) from error

@@ -1,0 +1,156 @@
+"""Text for people: tables of plans, needs, verifications and harvests. No decisions here."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from cufallback.build import Prepared
+    from cufallback.source.harvest import Harvested
+    from cufallback.verify import Verification
+
+_STYLES = {
+    "ok": "green",
+    "passed": "green",
+    "missing": "bold red",
+    "failed": "bold red",
+    "degraded": "yellow",
+    "warned": "yellow",
+    "not_run": "yellow",
+    "not checked": "yellow",
+}
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def render(*items: RenderableType) -> str:
+    """Return ``items`` as text: coloured on a terminal unless NO_COLOR is set, plain and unwrapped in pipes."""
+    import sys
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if terminal else _WIDTH_WITHOUT_TERMINAL
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=terminal, no_color=bool(os.environ.get("NO_COLOR")), emoji=False
+    )
+    with console.capture() as capture:
+        for item in items:
+            console.print(item, markup=False, highlight=False)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a plain table; cells that are a status word take its colour."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return made
+
+
+def needs_text(prepared: Prepared) -> str:
+    """Return what the plan needs of this machine, one row each, and the way on when something is missing."""
+    return render(_needs(prepared), *_way_on(prepared))
+
+
+def _needs(prepared: Prepared) -> Table:
+    rows = [(need.what, need.state, need.wanted, need.found, need.remedy) for need in prepared.needs]
+    title = f"what recipe {prepared.plan.recipe.name} needs of this machine"
+    return table(title, ("need", "state", "wanted", "found", "remedy"), rows)
+
+
+def _way_on(prepared: Prepared) -> list[str]:
+    if all(need.state != "missing" for need in prepared.needs) or prepared.plan.recipe.recipe.status == "rehearsal":
+        return []
+    return [
+        "",
+        "The whole pipeline runs on smaller machines with the rehearsal recipe: cufallback build --recipe rehearsal",
+    ]
+
+
+def plan_text(prepared: Prepared) -> str:
+    """Return the plan: what is built from what, each stage with its commands, the needs."""
+    plan = prepared.plan
+    recipe = plan.recipe
+    source = recipe.source
+    origin = (
+        f"{source.url} {source.ref} {source.commit}"
+        if source.kind == "git"
+        else (f"{source.package} {source.version} sdist sha256 {source.sha256}")
+    )
+    facts = [
+        ("recipe", f"{recipe.name} ({recipe.recipe.status}): {recipe.recipe.summary}"),
+        ("source", origin),
+        ("because", source.why),
+        (
+            "cuda",
+            f"toolkit {recipe.cuda.toolkit}, architectures {' '.join(recipe.cuda.architectures)}, "
+            f"drivers up to r{recipe.cuda.maximum_driver_branch}",
+        ),
+        ("python", f"{recipe.python.version} for {recipe.python.platform}"),
+    ]
+    if recipe.recipe.end_of_line:
+        facts.append(("ends with", f"{recipe.recipe.end_of_line.when}: {recipe.recipe.end_of_line.why}"))
+    facts.append(("build id", plan.short_id if plan.complete else "none yet: something below is missing"))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in facts:
+        grid.add_row(Text(name, style="bold"), Text(value))
+    steps = []
+    for step in plan.steps:
+        steps.append((step.stage, "network" if step.network else "offline", step.title))
+        steps.extend(("", "", f"$ {' '.join(step.command)}") for _ in [0] if step.command)
+        steps.extend(("", "", f"  {name}={value}") for name, value in (step.environment or {}).items())
+    pins = []
+    for name, lock in (("build", plan.locks.build), ("runtime", plan.locks.runtime)):
+        if lock is not None:
+            pins += [
+                (name, f"{item.name}=={item.version}", f"{len(item.hashes)} sha256") for item in lock.distributions
+            ]
+    return render(
+        grid,
+        "",
+        table("stages", ("stage", "network", "what"), steps),
+        "",
+        table("pins", ("lock", "distribution", "hashes"), pins),
+        "",
+        _needs(prepared),
+        *_way_on(prepared),
+    )
+
+
+def verification_text(verification: Verification) -> str:
+    """Return failed checks and checks not run in full, passed ones as a count."""
+    counted = {status: 0 for status in ("passed", "failed", "not_run")}
+    for check in verification.checks:
+        counted[check.status] += 1
+    rows = [(check.status, check.what, check.why) for check in verification.checks if check.status != "passed"]
+    verdict = "verified" if verification.passed else "NOT verified"
+    head = (
+        f"{verification.folder}: {verdict}: {counted['passed']} checks passed, {counted['failed']} failed, "
+        f"{counted['not_run']} not run"
+    )
+    return render(head, *([table("", ("status", "what", "why"), rows)] if rows else []))
+
+
+def harvest_text(found: Sequence[Harvested]) -> str:
+    """Return one row for each source that a tree's build would fetch."""
+    rows = [
+        (
+            item.name,
+            item.kind,
+            item.commit or item.ref,
+            "mutable" if item.mutable else "",
+            item.override or "",
+            f"{item.file}:{item.line}",
+            item.url,
+        )
+        for item in found
+    ]
+    return render(table("", ("name", "kind", "pin", "", "override", "asked by", "url"), rows))

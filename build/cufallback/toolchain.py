@@ -1,0 +1,186 @@
+"""The toolchain as a value: versions of everything that touches bytes, and what this machine lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from packaging.version import Version
+
+from cufallback.errors import CommandError, ToolchainError
+from cufallback.process import Runner
+from cufallback.recipe import GitSource, Recipe
+
+# vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); git 2.25 brought partial clones
+# with sparse filters that servers accept today; uv 0.9 is the first whose flat indexes can be explicit.
+MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9"}
+_CONNECT_SECONDS = 0.6
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Versions of what turns source into bytes. A plan holds it; hosts, paths and job counts are no part of it."""
+
+    machine: str
+    libc: str
+    python: str
+    compiler: str
+    linker: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the fields as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing the plan needs of this machine.
+
+    ``state``: ``ok``; ``missing`` (the build cannot run); ``degraded`` (it runs, and the record says what is lost);
+    ``not checked`` (with the reason in ``found``).
+    """
+
+    what: str
+    wanted: str
+    found: str
+    state: Literal["ok", "missing", "degraded", "not checked"]
+    remedy: str = ""
+
+
+def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, tuple[Need, ...]]:
+    """Ask this machine for the toolchain that ``recipe`` would use here, and for the tools it needs.
+
+    A recipe with a builder image takes its toolchain from that image and never from the host: for it the
+    toolchain is None until the image's own is locked.
+    """
+    needs = [_tool("uv", _version_of(("uv", "--version"), runner), "pip install uv")]
+    if isinstance(recipe.source, GitSource):
+        needs.append(_tool("git", _version_of(("git", "--version"), runner), "install git with the system's packages"))
+    if recipe.builder.image is not None:
+        needs.append(
+            Need(
+                "builder image",
+                recipe.builder.image,
+                "this version compiles with the host's toolchain only",
+                "missing",
+                "build the rehearsal recipe here: --recipe rehearsal",
+            )
+        )
+        return None, tuple(needs)
+
+    from cufallback.wheel.environment import find_interpreter
+
+    python: str | None = None
+    try:
+        python = _version_of((find_interpreter(recipe.python.version, runner=runner), "--version"), runner)
+        needs.append(Need("Python", recipe.python.version, python or "no version", "ok"))
+    except ToolchainError as error:
+        needs.append(Need("Python", recipe.python.version, error.reason, "missing", error.remedy))
+    compiler = _first_line(("g++", "--version"), runner)
+    linker = _first_line(("ld", "--version"), runner)
+    needs.append(_tool("g++", _version_in(compiler), "install g++ with the system's packages"))
+    if linker is None:
+        needs.append(Need("ld", "any", "not found", "missing", "install binutils with the system's packages"))
+    toolchain = None
+    if python and compiler and linker:
+        libc = " ".join(platform.libc_ver()).strip() or "unknown"
+        toolchain = Toolchain(platform.machine(), libc, python, compiler, linker)
+    return toolchain, tuple(needs)
+
+
+def probe_machine(recipe: Recipe, work: Path) -> tuple[Need, ...]:
+    """Ask for processor, disk and memory."""
+    needs = []
+    wanted = recipe.python.platform.partition("-")[0]
+    if platform.system() != "Linux" or platform.machine() != wanted:
+        found = f"{platform.system()} {platform.machine()}"
+        needs.append(Need("platform", f"Linux {wanted}", found, "missing", f"build on a Linux {wanted} machine"))
+    existing = next(folder for folder in (work, *work.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    needs.append(_amount("free disk", recipe.builder.minimum_disk_gib, free, f"free space below {existing}, or --work"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    needs.append(_amount("memory", recipe.builder.minimum_memory_gib, memory, "use a machine with more memory"))
+    return tuple(needs)
+
+
+def probe_network(urls: Sequence[str]) -> tuple[Need, ...]:
+    """Try a TCP connection to the host of each URL, all at once and for less than a second.
+
+    Behind a proxy nothing is tried, since a direct connection says nothing there.
+    """
+    proxied = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+
+    def reach(url: str) -> Need:
+        parts = urlsplit(url)
+        what, host = f"network: {parts.hostname}", parts.hostname or ""
+        if parts.scheme == "file":
+            return Need(f"folder: {parts.path}", "readable", "a local folder", "ok")
+        if proxied:
+            return Need(what, "reachable", "a proxy is set", "not checked")
+        try:
+            port = parts.port or {"http": 80, "ssh": 22}.get(parts.scheme, 443)
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            remedy = f"open the way to {host}, set a proxy, or point CUFALLBACK_FIND_LINKS at a folder with its files"
+            return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
+        return Need(what, "reachable", "reachable", "ok")
+
+    hosts = {urlsplit(url).netloc or url: url for url in urls}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return tuple(pool.map(reach, hosts.values()))
+
+
+def require(needs: Sequence[Need]) -> None:
+    """Stop when something is missing.
+
+    Raises:
+        ToolchainError: naming each missing thing, what was found instead and the remedy.
+    """
+    missing = [need for need in needs if need.state == "missing"]
+    if missing:
+        raise ToolchainError(
+            "this machine lacks what the plan needs:\n  "
+            + "\n  ".join(f"{need.what}: wanted {need.wanted}, found {need.found}" for need in missing),
+            remedy="; ".join(dict.fromkeys(need.remedy for need in missing)),
+        )
+
+
+def _amount(what: str, wanted_gib: int, found_gib: float, remedy: str) -> Need:
+    state: Literal["ok", "missing"] = "ok" if found_gib >= wanted_gib else "missing"
+    return Need(what, f"{wanted_gib} GiB", f"{found_gib:.0f} GiB", state, remedy if state == "missing" else "")
+
+
+def _tool(name: str, found: str | None, remedy: str) -> Need:
+    wanted = f"{MINIMUM[name]} or newer"
+    if found is None:
+        return Need(name, wanted, "not found", "missing", remedy)
+    if Version(found) < Version(MINIMUM[name]):
+        return Need(name, wanted, found, "missing", f"{remedy} (a newer one)")
+    return Need(name, wanted, found, "ok")
+
+
+def _first_line(argv: Sequence[str | Path], runner: Runner) -> str | None:
+    try:
+        lines = runner.run(argv, timeout=20).output.splitlines()
+    except CommandError:
+        return None
+    return lines[0].strip() if lines else None
+
+
+def _version_in(line: str | None) -> str | None:
+    # the last number wins: "g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "git version 2.39.5", "uv 0.13.9 (x86_64…)"
+    found = re.findall(r"(?<![\w.+-])\d+\.\d+(?:\.\d+)*", re.sub(r"\([^)]*\)", "", line or ""))
+    return found[-1] if found else None
+
+
+def _version_of(argv: Sequence[str | Path], runner: Runner) -> str | None:
+    return _version_in(_first_line(argv, runner))

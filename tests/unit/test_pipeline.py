@@ -1,0 +1,171 @@
+"""Resume, skip, redo: the pipeline with stages small enough to see every step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cufallback.errors import BuildError, BusyError, WorkspaceError
+from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Stage
+from cufallback.process import RecordingRunner
+from cufallback.progress import Silent
+
+
+class Kitchen:
+    """Three stages that count how often they ran; ``broken`` makes one fail in the middle of its work."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.broken: str | None = None
+
+    def stages(self) -> tuple[Stage, ...]:
+        return (self._stage("first"), self._stage("second"), self._stage("third"))
+
+    def _stage(self, name: str) -> Stage:
+        def run(context: Context) -> Outcome:
+            self.ran.append(name)
+            half = context.folder / "half"
+            half.write_text("half-written")
+            if self.broken == name:
+                raise BuildError("broke", remedy="mend")
+            (context.folder / "tree").mkdir()
+            (context.folder / "tree" / "inner").write_text(f"{name} {context.plan.build_id}")
+            half.write_text("whole")
+            return Outcome({"said": name}, (half, context.folder / "tree"))
+
+        return Stage(name, f"makes {name}", run)
+
+
+@pytest.fixture
+def kitchen() -> Kitchen:
+    return Kitchen()
+
+
+@pytest.fixture
+def cook(kitchen: Kitchen, tmp_path: Path) -> Callable[..., list[str]]:
+    def run(build_id: str = "a" * 64, **options: Any) -> list[str]:
+        kitchen.ran.clear()
+        ran = pipeline(kitchen.stages(), tmp_path, build_id).run(**options)
+        assert [stage.stage for stage in ran if stage.action == "done"] == kitchen.ran
+        return list(kitchen.ran)
+
+    return run
+
+
+def pipeline(stages: tuple[Stage, ...], root: Path, build_id: str = "a" * 64) -> Pipeline:
+    plan: Any = SimpleNamespace(build_id=build_id, short_id=build_id[:16])
+    return Pipeline(
+        plan=plan,
+        stages=stages,
+        work=root / "work",
+        dist=root / "dist",
+        mirrors=(),
+        runner=RecordingRunner(),
+        progress=Silent(),
+        clock=time.time,
+    )
+
+
+def test_an_unchanged_build_runs_nothing(cook: Callable[..., list[str]]) -> None:
+    assert cook() == ["first", "second", "third"]
+    assert cook() == []
+
+
+def test_until_stops_there_and_the_next_run_goes_on(cook: Callable[..., list[str]]) -> None:
+    assert cook(until="first") == ["first"]
+    assert cook() == ["second", "third"]
+
+
+def test_another_build_id_shares_nothing(cook: Callable[..., list[str]]) -> None:
+    cook()
+    assert cook("b" * 64) == ["first", "second", "third"]
+    assert cook() == []
+
+
+@pytest.mark.parametrize("damage", ["half", "tree/inner"])
+def test_a_damaged_output_is_redone_and_later_stages_stand(
+    cook: Callable[..., list[str]], tmp_path: Path, damage: str
+) -> None:
+    cook()
+    path = tmp_path / "work" / "work" / ("a" * 16) / "second" / damage
+    content, times = path.read_text(), path.stat()
+    path.write_text(content.swapcase())
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same mtime: only bytes and ctime tell
+    assert cook() == ["second"], "its bytes came out as before, so nothing after it changed"
+
+
+@pytest.mark.parametrize("damage", ["{", '{"stage": 1}', ""])
+def test_a_damaged_state_file_counts_as_unfinished(
+    cook: Callable[..., list[str]], tmp_path: Path, damage: str
+) -> None:
+    cook()
+    (tmp_path / "work" / "work" / ("a" * 16) / "first" / STATE_FILE).write_text(damage)
+    assert cook() == ["first"]
+
+
+def test_a_touched_but_equal_output_is_not_redone(cook: Callable[..., list[str]], tmp_path: Path) -> None:
+    cook()
+    (tmp_path / "work" / "work" / ("a" * 16) / "second" / "half").touch()
+    assert cook() == []
+
+
+def test_a_failed_stage_leaves_no_state_and_is_redone(
+    kitchen: Kitchen, cook: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    kitchen.broken = "second"
+    with pytest.raises(BuildError):
+        cook()
+    assert not (tmp_path / "work" / "work" / ("a" * 16) / "second" / STATE_FILE).exists()
+    kitchen.broken = None
+    assert cook() == ["second", "third"]
+
+
+def _hold(root: Path, ready: Any) -> None:
+    def run(context: Context) -> Outcome:
+        (context.folder / "out").write_text("x")
+        ready.set()
+        time.sleep(60)
+        return Outcome({}, (context.folder / "out",))
+
+    pipeline((Stage("first", "waits", run),), root).run()
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(30)
+    yield process
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
+def test_a_second_run_that_may_not_wait_names_the_first(holder: Any, kitchen: Kitchen, tmp_path: Path) -> None:
+    with pytest.raises(BusyError, match=f"process {holder.pid}"):
+        pipeline(kitchen.stages(), tmp_path).run(wait=False)
+
+
+def test_a_killed_run_frees_the_lock_and_its_stage_is_redone(
+    holder: Any, cook: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert cook(wait=False) == ["first", "second", "third"]
+
+
+def test_a_file_in_the_way_of_the_work_folder_is_one_clear_error(kitchen: Kitchen, tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("in the way")
+    with pytest.raises(WorkspaceError) as raised:
+        pipeline(kitchen.stages(), tmp_path).run()
+    assert "--work" in raised.value.remedy

@@ -1,0 +1,66 @@
+"""What this machine lacks is named before anything runs."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cufallback.errors import ToolchainError
+from cufallback.toolchain import Need, _version_in, probe_network, require
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0"),
+        ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", "13.3.0"),
+        ("g++ (GCC) 14.2.1 20250110 (Red Hat 14.2.1-7)", "14.2.1"),
+        ("GNU ld (GNU Binutils for Debian) 2.40", "2.40"),
+        ("GNU ld version 2.41-37.el10", "2.41"),
+        ("git version 2.39.5", "2.39.5"),
+        ("git version 2.39.5 (Apple Git-154)", "2.39.5"),
+        ("uv 0.13.9 (x86_64-unknown-linux-gnu)", "0.13.9"),
+        ("Python 3.11.7", "3.11.7"),
+        ("no number at all", None),
+        (None, None),
+    ],
+)
+def test_versions_are_read_as_the_tools_print_them(line: str | None, version: str | None) -> None:
+    assert _version_in(line) == version
+
+
+def test_require_names_every_missing_thing_and_its_remedy() -> None:
+    needs = [
+        Need("git", "2.25 or newer", "2.39.5", "ok"),
+        Need("g++", "11.3 or newer", "not found", "missing", "install g++"),
+        Need("free disk", "200 GiB", "80 GiB", "missing", "use --work"),
+        Need("network: x", "reachable", "a proxy is set", "not checked"),
+    ]
+    with pytest.raises(ToolchainError) as raised:
+        require(needs)
+    assert "g++: wanted 11.3 or newer, found not found" in raised.value.reason
+    assert "free disk" in raised.value.reason
+    assert raised.value.remedy == "install g++; use --work"
+    assert "git" not in raised.value.reason
+
+
+def test_a_closed_port_is_missing_and_an_open_one_is_ok(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as closed:
+        open_port, closed_port = server.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        by_port = {
+            need.state
+            for need in probe_network([f"https://127.0.0.1:{open_port}/simple", f"https://127.0.0.1:{closed_port}/x"])
+        }
+    assert by_port == {"ok", "missing"}
+    assert probe_network([tmp_path.as_uri()])[0].state == "ok"
+
+
+def test_behind_a_proxy_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    (need,) = probe_network(["https://index.invalid/simple"])
+    assert (need.state, need.found) == ("not checked", "a proxy is set")
