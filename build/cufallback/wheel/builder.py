@@ -30,6 +30,13 @@ from cufallback.wheel.isolate import (
 # The earliest time that a zip archive can hold; build backends refuse or distort anything older.
 ZIP_EPOCH = 315532800  # 1980-01-01T00:00:00Z
 
+# The same in every build on every machine, so a plan can state it.
+BUILD_COMMAND = (
+    *(str(ENVIRONMENT / "bin/python"), "-P", "-m", "build"),
+    *("--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", str(OUTPUT), str(SOURCE)),
+)
+DEFAULT_PATH = "/usr/bin:/bin"
+
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -89,10 +96,6 @@ def build_wheel(
     """
     isolation = isolation or probe_isolation(runner)
     variables = build_variables(request)
-    command = (
-        *(str(ENVIRONMENT / "bin/python"), "-P", "-m", "build"),
-        *("--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", str(OUTPUT), str(SOURCE)),
-    )
     with workspace_errors(request.scratch):
         if request.scratch.exists():
             shutil.rmtree(request.scratch)
@@ -102,7 +105,7 @@ def build_wheel(
         copy_source(request.source, room.source, epoch=request.epoch)
         (room.temporary / "home").mkdir()
         with _Steps(progress, f"build {request.source.name}") as steps:
-            done, isolation = room.run(command, env=variables, runner=runner, log=request.log, on_line=steps.see)
+            done, isolation = room.run(BUILD_COMMAND, env=variables, runner=runner, log=request.log, on_line=steps.see)
         if done.returncode != 0:
             raise BuildError(
                 f"the build exited with {done.returncode}{_first_errors(done.output)}",
@@ -120,31 +123,31 @@ def build_wheel(
             )
         path = _deliver(wheels[0], request.output)
     shutil.rmtree(request.scratch, ignore_errors=True)
-    return BuiltWheel(path, isolation, parse_build_log(done.output.splitlines()), command, variables)
+    return BuiltWheel(path, isolation, parse_build_log(done.output.splitlines()), BUILD_COMMAND, variables)
 
 
-def build_variables(request: BuildRequest) -> dict[str, str]:
-    """Return the whole environment of the build: nothing of this process's own environment is in it."""
-    given = dict(request.build_environment)
-    jobs = str(request.jobs or len(os.sched_getaffinity(0)))
-    home = str(TEMPORARY / "home")
-    path = f"{ENVIRONMENT}/bin:{given.pop('PATH', '/usr/bin:/bin')}"
-    # A build id is a hash over the link's inputs; it would tell builds apart that agree in all that runs.
-    linking = f"-Wl,--build-id=none {given.pop('LDFLAGS', '')}".strip()
+def compiler_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the build's variables but job counts and epoch; nothing of this process's own environment is in it.
+
+    Args:
+        given: the recipe's variables. They win; only ``PATH`` and ``LDFLAGS`` are joined with ours.
+    """
+    given = dict(given or {})
+    path = given.pop("PATH", DEFAULT_PATH)
+    linking = given.pop("LDFLAGS", "")
     return {
         # setuptools would take these from the interpreter's Makefile, with rpaths of the machine it was built on.
         "CC": "gcc",
         "CXX": "g++",
         "LDSHARED": "gcc -shared",
         "LDCXXSHARED": "g++ -shared",
-        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        # A build id is a hash over the link's inputs; it would tell builds apart that agree in all that runs.
+        "LDFLAGS": f"-Wl,--build-id=none {linking}".strip(),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
-        "HOME": home,
+        "HOME": str(TEMPORARY / "home"),
         "LC_ALL": "C.UTF-8",
-        "LDFLAGS": linking,
-        "MAX_JOBS": jobs,
-        "PATH": path,
+        "PATH": f"{ENVIRONMENT}/bin:{path}",
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         # A network namespace does not stop file:// indexes.
@@ -154,7 +157,6 @@ def build_variables(request: BuildRequest) -> dict[str, str]:
         # Not PYTHONDONTWRITEBYTECODE: importing torch twice without a cache costs more than the build.
         "PYTHONPYCACHEPREFIX": str(TEMPORARY / "pycache"),
         "PYTHONUNBUFFERED": "1",
-        "SOURCE_DATE_EPOCH": str(max(request.epoch, ZIP_EPOCH)),
         "TMPDIR": str(TEMPORARY),
         "TZ": "UTC",
         "UV_NO_CONFIG": "1",
@@ -162,6 +164,17 @@ def build_variables(request: BuildRequest) -> dict[str, str]:
         "UV_OFFLINE": "1",
         "VIRTUAL_ENV": str(ENVIRONMENT),
         **given,
+    }
+
+
+def build_variables(request: BuildRequest) -> dict[str, str]:
+    """Return the whole environment of the build."""
+    jobs = str(request.jobs or len(os.sched_getaffinity(0)))
+    return {
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "MAX_JOBS": jobs,
+        "SOURCE_DATE_EPOCH": str(max(request.epoch, ZIP_EPOCH)),
+        **compiler_environment(request.build_environment),
     }
 
 

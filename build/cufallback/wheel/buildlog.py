@@ -60,9 +60,9 @@ class ExpectedKernel(Protocol):
 class KernelFinding:
     """One judgement: the kernel family, its status and one sentence."""
 
-    name: str
+    what: str
     status: Literal["passed", "failed", "warned"]
-    message: str
+    why: str
 
 
 def parse_build_log(lines: Iterable[str]) -> KernelReport:

@@ -102,7 +102,7 @@ def find_uv() -> Path:
 
 
 def create_environment(
-    folder: Path, *, wheelhouse: Path, lock: Path, python: str, runner: Runner, log: Path
+    folder: Path, *, wheelhouse: Path, lock: Path, python: str | Path, runner: Runner, log: Path
 ) -> Environment:
     """Create a virtual environment that holds exactly what ``lock`` names, from files of ``wheelhouse`` alone.
 
@@ -123,7 +123,7 @@ def create_environment(
         BuildError: uv could not make the environment; its words are in the log.
         WorkspaceError: the folder cannot be written.
     """
-    interpreter = Path(python).absolute() if "/" in python else find_interpreter(python, runner)
+    interpreter = Path(python).absolute() if "/" in str(python) else find_interpreter(str(python), runner)
     partial = folder.absolute().with_name(f"{folder.name}.partial")
     cache = folder.absolute().with_name(f"{folder.name}.uv-cache")
     uv = find_uv()

@@ -14,9 +14,11 @@ import base64
 import csv
 import hashlib
 import io
+import lzma
 import os
 import re
 import stat
+import struct
 import time
 import zipfile
 import zlib
@@ -29,6 +31,11 @@ from cufallback.store import workspace_errors
 
 _FIRST, _LAST = 315532800, 4354819198  # a zip archive holds 1980-01-01T00:00:00 to 2107-12-31T23:59:58
 _CHUNK = 1 << 20
+# What zipfile and its decompressors raise on damaged input (ValueError: names that are not UTF-8, odd offsets).
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, NotImplementedError, OverflowError, RuntimeError, ValueError),
+)
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
@@ -57,9 +64,10 @@ def repack(wheel: Path, output_folder: Path, *, epoch: int, extra_dist_info: Map
             extra = _extra(wheel, members, dist_info, extra_dist_info)
             _write(wheel, temporary, archive, members, extra, f"{dist_info}/RECORD", epoch)
             temporary.replace(target)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except _UNREADABLE as error:
         _refuse(wheel, f"is no readable zip archive: {error}")
-    except FileNotFoundError as error:
+    except OSError as error:
+        # Not the output's: those were named by workspace_errors. EINVAL: the archive leads to a negative offset.
         _refuse(wheel, f"cannot be read: {error.strerror}")
     finally:
         temporary.unlink(missing_ok=True)
