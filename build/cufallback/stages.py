@@ -23,8 +23,10 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
     from cufallback.wheel.builder import BUILD_COMMAND, compiler_environment
 
     source = recipe.source
-    fetch = f"check out {source.url} at {source.commit}" if isinstance(source, GitSource) else (
-        f"download {source.package} {source.version} and check its sha256"
+    fetch = (
+        f"check out {source.url} at {source.commit}"
+        if isinstance(source, GitSource)
+        else (f"download {source.package} {source.version} and check its sha256")
     )
     epoch = locks.source.epoch if locks.source else None
     environment = {**recipe.wheel.environment, **compiler_environment()}
@@ -42,7 +44,11 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
         Step("wheels", "install the build lock into a fresh environment", network=False),
         Step("wheels", "build the main wheel", network=False, command=BUILD_COMMAND, environment=environment),
         Step(
-            "wheels", "build the cuda-probe", network=False, command=BUILD_COMMAND, environment=_probe_environment(recipe)
+            "wheels",
+            "build the cuda-probe",
+            network=False,
+            command=BUILD_COMMAND,
+            environment=_probe_environment(recipe),
         ),
         Step("wheels", "repack both byte for byte", network=False),
         Step("inspect", "read libraries, architectures, PTX and minimum driver from the wheels", network=False),
@@ -194,7 +200,9 @@ def inspect(context: Context) -> Outcome:
         for wheel, subject in zip(inspections, subjects, strict=True)
         for finding in [*wheel["findings"], *subject["kernels"]["findings"]]
     ]
-    failed = [f"{wheel}: {finding['what']}: {finding['why']}" for wheel, finding in findings if finding["status"] == "failed"]
+    failed = [
+        f"{wheel}: {finding['what']}: {finding['why']}" for wheel, finding in findings if finding["status"] == "failed"
+    ]
     if failed:
         raise InspectionError(
             "the wheels are not what the recipe demands:\n  " + "\n  ".join(failed),
