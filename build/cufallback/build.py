@@ -6,11 +6,13 @@ import difflib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from cufallback.download import Wanted, default_index, find_mirrors
 from cufallback.errors import ExitCode, LockError, ToolchainError, UsageError
 from cufallback.pipeline import Pipeline, Ran
 from cufallback.plan import LOCK_FILES, BuildPlan, Locks
@@ -125,7 +127,7 @@ def prepare(name: str | None, *, work: Path, runner: Runner | None = None) -> Pr
     lock_needs = tuple(
         Need(f"lock {file}", "present and intact", error.reason, "missing", error.remedy) for file, error in refused
     )
-    network = probe_network(_urls(recipe)) if not _fetched(plan, work) else ()
+    network = probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
     all_needs = (*needs, *probe_machine(recipe, work), *network, *lock_needs)
     return Prepared(plan, all_needs, refused[0][1] if refused else None)
 
@@ -154,7 +156,6 @@ def build(
     Raises:
         CufallbackError: every failure, of the class that names its kind.
     """
-    from cufallback.download import find_mirrors
     from cufallback.stages import STAGES
 
     names = [stage.name for stage in STAGES]
@@ -227,18 +228,29 @@ def _parse_locks(
     return locks, refused
 
 
-def _urls(recipe: Recipe) -> list[str]:
-    from cufallback.download import default_index
+def _servers(plan: BuildPlan, store: Store, mirrors: Sequence[Path]) -> dict[str, str]:
+    """Return name and URL of each server that has a file which neither the store nor a mirror has."""
+    from cufallback.deps.lockfile import wanted
+    from cufallback.source.fetch import wanted_archive
 
-    urls = [default_index(), *(index.url for index in recipe.deps.index)]
+    recipe = plan.recipe
+    files: list[Wanted] = []
+    for lock in (plan.locks.build, plan.locks.runtime):
+        files += wanted(lock, recipe) if lock else ()
+    servers = {}
     if isinstance(recipe.source, GitSource):
-        urls.append(recipe.source.url)
-    return urls
-
-
-def _fetched(plan: BuildPlan, work: Path) -> bool:
-    """Say whether this plan's prefetch has finished before, so that the network is not needed any more."""
-    return plan.complete and (work / "work" / plan.short_id / "prefetch" / "stage.json").is_file()
+        servers[urlsplit(recipe.source.url).hostname or recipe.source.url] = recipe.source.url
+    else:
+        files.append(wanted_archive(recipe.source))
+    if not plan.complete:
+        servers |= {index.name: index.url for index in recipe.deps.index}
+    names = {index.url: index.name for index in recipe.deps.index}
+    for file in files:
+        on_hand = store.has(file.sha256) or any((folder / file.filename).is_file() for folder in mirrors)
+        if not on_hand:
+            name = names[file.index_url] if file.index_url else "the default index"
+            servers[name] = file.index_url or default_index()
+    return servers
 
 
 def _writable(folder: Path) -> None:
@@ -266,7 +278,6 @@ def lock(
         CufallbackError: every failure, of the class that names its kind. Nothing is written then.
     """
     from cufallback.deps.lock import drift, make_locks
-    from cufallback.download import find_mirrors
     from cufallback.source.contract import check_contracts, require_contracts
     from cufallback.source.fetch import edit_source, fetch_source
     from cufallback.source.harvest import harvest

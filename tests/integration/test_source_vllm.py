@@ -193,7 +193,9 @@ def test_one_more_fetch_in_the_tree_is_found_by_name(extracted: Fixture, tmp_pat
     tree = tmp_path / "tree"
     shutil.copytree(extracted("0.27.1"), tree, ignore=shutil.ignore_patterns("vllm", "tests", "docs"))
     rows = harvest(tree)
-    lock = lock_sources(rows, None, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "scratch", progress=Silent())
+    lock = lock_sources(
+        rows, None, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "scratch", progress=Silent()
+    )
     assert {difference.kind for difference in compare(rows, lock, [])} == {"mutable"}
 
     cmake = tree / "CMakeLists.txt"

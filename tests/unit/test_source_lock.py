@@ -46,7 +46,9 @@ FILE = Harvested("docker/Dockerfile:x.tgz", "download", "https://h/x-${ARCH}.tgz
 
 def locked(tmp_path: Path, *rows: Harvested, previous: SourceLock | None = None, unused: str = "") -> SourceLock:
     named = [Unused(name=unused, why=WHY)] if unused else []
-    return lock_sources(rows, previous, recipe="r", checkout=TREE, unused=named, scratch=tmp_path / "scratch", progress=Silent())
+    return lock_sources(
+        rows, previous, recipe="r", checkout=TREE, unused=named, scratch=tmp_path / "scratch", progress=Silent()
+    )
 
 
 def with_pin(lock: SourceLock, name: str, **pin: str) -> SourceLock:
@@ -160,9 +162,17 @@ def test_a_known_pin_stays_and_a_new_request_gets_a_new_one(tmp_path: Path, upst
     url, tagged, head = upstream
     row = replace(TAGGED, url=url)
     previous = with_pin(locked(tmp_path, row), "tagged", commit=OTHER)
-    again = lock_sources([row], previous, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "two", progress=Silent())
+    again = lock_sources(
+        [row], previous, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "two", progress=Silent()
+    )
     moved = lock_sources(
-        [replace(row, ref="main")], previous, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "three", progress=Silent()
+        [replace(row, ref="main")],
+        previous,
+        recipe="r",
+        checkout=TREE,
+        unused=[],
+        scratch=tmp_path / "three",
+        progress=Silent(),
     )
     assert [again.sources[0].commit, moved.sources[0].commit] == [OTHER, head]
     assert previous.sources[0].commit != tagged

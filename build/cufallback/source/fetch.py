@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 from cufallback.download import Wanted, fetch
 from cufallback.progress import Progress
-from cufallback.recipe import GitSource, Recipe
+from cufallback.recipe import GitSource, Recipe, SdistSource
 from cufallback.source.checkout import checkout_git, extract_sdist
 from cufallback.source.edit import Change, apply_cherry_picks, apply_rewrites
 from cufallback.source.tree import Checkout
@@ -34,11 +34,14 @@ def fetch_source(
     source = recipe.source
     if isinstance(source, GitSource):
         return checkout_git(source, target=target, progress=progress)
-    # PEP 625: the name of a source distribution's file.
-    filename = f"{canonicalize_name(source.package).replace('-', '_')}-{source.version}.tar.gz"
-    wanted = Wanted(source.package, source.version, filename, source.sha256)
-    fetch([wanted], store=store, mirrors=mirrors, progress=progress)
+    fetch([wanted_archive(source)], store=store, mirrors=mirrors, progress=progress)
     return extract_sdist(store.path(source.sha256), source, target=target)
+
+
+def wanted_archive(source: SdistSource) -> Wanted:
+    """Return the file of a source distribution, with the name that PEP 625 gives it."""
+    filename = f"{canonicalize_name(source.package).replace('-', '_')}-{source.version}.tar.gz"
+    return Wanted(source.package, source.version, filename, source.sha256)
 
 
 def edit_source(recipe: Recipe, tree: Path, *, progress: Progress) -> tuple[Change, ...]:
