@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -228,7 +230,35 @@ def test_the_recipes_of_a_checkout_win_over_those_of_the_wheel(installed: Path, 
     assert run(installed, "recipe", "show", "rehearsal", cwd=below).returncode == 10
 
 
-# The lock of the environment
+# What the code imports, and the lock of the environment
+
+
+def imported(folder: str) -> dict[str, str]:
+    """Return top-level module → a file that imports it, for all that is neither ours nor Python's."""
+    found: dict[str, str] = {}
+    for path in (CHECKOUT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {name.split(".")[0]: path.relative_to(CHECKOUT).as_posix() for name in names}
+    own = {path.stem for path in (CHECKOUT / "tests").rglob("*.py")} | {"cufallback", "cuda_probe", "tests"}
+    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | own}
+
+
+@pytest.mark.parametrize(
+    ("folder", "groups"),
+    [("build/cufallback", []), ("build/cuda_probe", ["package"]), ("tests", ["dev"]), ("docs", [])],
+)
+def test_every_import_is_of_a_distribution_that_the_project_names(folder: str, groups: list[str]) -> None:
+    wanted = PROJECT["project"]["dependencies"] + [entry for name in groups for entry in group(name)]
+    named = {canonicalize_name(Requirement(entry).name) for entry in wanted}
+    providers = packages_distributions()
+    for module, path in imported(folder).items():
+        assert named & set(map(canonicalize_name, providers.get(module, []))), f"{path} imports {module}"
 
 
 def dev_lock() -> dict[str, Requirement]:
@@ -265,8 +295,6 @@ def test_the_lock_has_hashes_and_no_address() -> None:
 def test_the_environment_of_the_tests_is_the_locked_one() -> None:
     if not (Path(sys.prefix) / "installed.sha256").is_file():
         pytest.skip("not run by nox")
-    from importlib.metadata import distributions
-
     there = {canonicalize_name(item.name): item.version for item in distributions(path=[p for p in sys.path if p])}
     here = {name: pin for name, pin in dev_lock().items() if not pin.marker or pin.marker.evaluate()}
     assert there.keys() - here.keys() <= {"cufallback", "cufallback-cuda-probe"}
