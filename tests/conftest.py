@@ -15,6 +15,8 @@ import pytest
 
 from cufallback.store import sha256_file
 
+pytest_plugins = ["tests.services.plugin"]
+
 # Computed from the files on the package index, November 2026.
 SDISTS = {
     "0.27.0": "862671641625d6cfb7aaab98a5386126738b59ca50e5d01ca539a4e32f63ffcb",

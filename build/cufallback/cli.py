@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,15 @@ def _lock(options: argparse.Namespace) -> int:
     from cufallback.build import lock
     from cufallback.progress import choose_progress
 
-    return lock(
+    report = lock(
         options.recipe,
         work=options.work,
         check=options.check,
-        engine=options.engine,
+        opinion=options.engine == "pip-tools",
         progress=choose_progress(),
     )
+    print(report.text())
+    return report.exit_code
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -168,12 +171,14 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     from cufallback.recipe import load_recipe
-    from cufallback.wheel.inspect import run_inspect
+    from cufallback.show import terminal
+    from cufallback.wheel.report import run_inspect
 
     recipe = load_recipe(options.recipe) if options.recipe else None
-    text, code = run_inspect(options.wheels, recipe=recipe, json_output=options.json)
-    sys.stdout.write(text)
-    return code
+    width, colour = terminal()
+    shown = run_inspect(options.wheels, recipe=recipe, json_output=options.json, width=width, colour=colour)
+    sys.stdout.write(shown.text)
+    return shown.exit_code
 
 
 def _recipe_list(_options: argparse.Namespace) -> int:
@@ -206,7 +211,7 @@ def _harvest(options: argparse.Namespace) -> int:
 
     found = harvest(options.tree)
     if options.json:
-        _print_json([source.to_json() for source in found])
+        _print_json([{**asdict(source), "mutable": source.mutable, "commit": source.commit} for source in found])
     else:
         print(harvest_text(found))
     return ExitCode.OK

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cufallback import __version__
+from cufallback.errors import LockError
 from cufallback.store import canonical_json, sha256_bytes
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cufallback.toolchain import Toolchain
 
 SCHEMA_VERSION = 1
+LOCK_FILES = ("source.lock.toml", "build.txt", "runtime.txt")
 
 # Where a build runs and what people read, never what is made: these keys are no part of the build id.
 _PLACE = {"jobs", "nvcc_threads", "minimum_disk_gib", "minimum_memory_gib"}
@@ -54,10 +56,24 @@ class Locks:
 
 
 @dataclass(frozen=True)
+class PinnedLocks:
+    """The locks of a complete plan."""
+
+    source: SourceLock
+    build: Lock
+    runtime: Lock
+
+
+@dataclass(frozen=True)
 class BuildPlan:
-    """Every byte-affecting input of a build, and the steps that follow from it."""
+    """Every byte-affecting input of a build, and the steps that follow from it.
+
+    ``inputs`` holds the recipe's and the locks' bytes by file name, as they were read once: stages and record
+    use these, so that an edit during a build cannot get into it.
+    """
 
     recipe: Recipe
+    inputs: Mapping[str, bytes]
     locks: Locks
     toolchain: Toolchain | None
     probe_sha256: str
@@ -67,6 +83,17 @@ class BuildPlan:
     def complete(self) -> bool:
         """Whether every input is pinned, so that the plan can be built and has a build id."""
         return None not in (self.locks.source, self.locks.build, self.locks.runtime, self.toolchain)
+
+    def pinned(self) -> PinnedLocks:
+        """Return the locks of a complete plan.
+
+        Raises:
+            LockError: a lock is missing.
+        """
+        source, build, runtime = self.locks.source, self.locks.build, self.locks.runtime
+        if source is None or build is None or runtime is None:
+            raise LockError("a lock is missing", remedy="run `nox -s lock`", where=f"locks/{self.recipe.name}/")
+        return PinnedLocks(source, build, runtime)
 
     @cached_property
     def build_id(self) -> str:
@@ -81,11 +108,7 @@ class BuildPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the JSON object whose canonical form is hashed."""
         recipe = _without(self.recipe.model_dump(mode="json", by_alias=True), _PLACE | _PROSE)
-        locks = {
-            "source.lock.toml": self.locks.source and self.locks.source.sha256,
-            "build.txt": self.locks.build and self.locks.build.sha256,
-            "runtime.txt": self.locks.runtime and self.locks.runtime.sha256,
-        }
+        locks = {name: sha256_bytes(self.inputs[name]) if name in self.inputs else None for name in LOCK_FILES}
         return {
             "schema": SCHEMA_VERSION,
             "cufallback": __version__,
@@ -112,4 +135,4 @@ def _without(value: Any, keys: set[str]) -> Any:
 def _pins(lock: Lock | None) -> list[dict[str, Any]] | None:
     if lock is None:
         return None
-    return [{"name": item.name, "version": item.version, "sha256": sorted(item.hashes)} for item in lock.distributions]
+    return [{"name": item.name, "version": item.version, "sha256": item.sha256} for item in lock.distributions]

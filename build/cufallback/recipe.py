@@ -73,9 +73,15 @@ Architecture = Annotated[
     str, Field(pattern=r"^\d{1,2}\.\d[af]?$", description="compute capability as in TORCH_CUDA_ARCH_LIST: 9.0a, 10.3")
 ]
 ToolkitVersion = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$", description="CUDA toolkit release, such as 12.9.1")]
-Regex = Annotated[str, AfterValidator(_regex)]
-InnerPath = Annotated[str, AfterValidator(_inside)]
-RequirementText = Annotated[str, AfterValidator(_requirement)]
+Regex = Annotated[
+    str,
+    AfterValidator(_regex),
+    Field(description="Python regular expression, in multi-line mode: ^ and $ match at each line"),
+]
+InnerPath = Annotated[
+    str, AfterValidator(_inside), Field(description="path of a file in the source tree, relative to its top")
+]
+RequirementText = Annotated[str, AfterValidator(_requirement), Field(description="PEP 508 requirement")]
 SpecifierText = Annotated[str, AfterValidator(_specifier)]
 Timestamp = Annotated[str, AfterValidator(_timestamp)]
 Reason = Annotated[str, Field(min_length=10, description="why, for the reader of the recipe and of the record")]
@@ -88,19 +94,32 @@ class _Model(BaseModel):
 class EndOfLine(_Model):
     """When this recipe stops being a way forward."""
 
-    when: str
+    when: Annotated[
+        str, Field(description="the date or upstream version from which on this recipe has no newer pin to go to")
+    ]
     why: Reason
-    source: str
+    source: Annotated[str, Field(description="where that is known from")]
 
 
 class Identity(_Model):
     """``[recipe]``: what this recipe is."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-    summary: str
-    status: Literal["production", "experimental", "rehearsal"]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z0-9][a-z0-9.-]*$",
+            description="the file's name without .toml; names locks/NAME/ and dist/NAME/ too",
+        ),
+    ]
+    summary: Annotated[str, Field(description="one sentence: what is built, for which hosts")]
+    status: Annotated[
+        Literal["production", "experimental", "rehearsal"],
+        Field(
+            description="production: meant for use; experimental: not proven yet; rehearsal: proves the pipeline only"
+        ),
+    ]
     default: Annotated[bool, Field(description="the recipe that a build without --recipe takes; one at most")] = False
-    end_of_line: EndOfLine | None = None
+    end_of_line: Annotated[EndOfLine | None, Field(description="when this recipe stops being a way forward")] = None
 
 
 class CherryPick(_Model):
@@ -114,9 +133,9 @@ class Rewrite(_Model):
     """A checked textual change: ``pattern`` must match exactly ``count`` times in ``file``."""
 
     file: InnerPath
-    pattern: Annotated[Regex, Field(description="Python regular expression, multi-line mode")]
-    replacement: Annotated[str, Field(description="replacement as for re.sub: \\\\1 or \\\\g<name> for groups")]
-    count: Annotated[int, Field(ge=1)] = 1
+    pattern: Regex
+    replacement: Annotated[str, Field(description="replacement as for re.sub: `\\1` or `\\g<name>` for groups")]
+    count: Annotated[int, Field(ge=1, description="how often the pattern must match; anything else is an error")] = 1
     why: Reason
 
 
@@ -125,7 +144,10 @@ class Contract(_Model):
 
     file: InnerPath
     pattern: Regex
-    expect: Literal["present", "absent"]
+    expect: Annotated[
+        Literal["present", "absent"],
+        Field(description="whether the pattern must match somewhere in the file or nowhere"),
+    ]
     why: Reason
 
 
@@ -139,44 +161,64 @@ class Ancestor(_Model):
 class Unused(_Model):
     """A source that upstream's files would fetch in some build, but not in this one."""
 
-    name: Annotated[str, Field(description="glob on the harvested name")]
+    name: Annotated[str, Field(description="glob on the names that `cufallback source harvest` shows")]
     why: Reason
+
+
+Rewrites = Annotated[
+    tuple[Rewrite, ...], Field(strict=False, description="checked textual changes, applied after the cherry-picks")
+]
+Contracts = Annotated[
+    tuple[Contract, ...], Field(strict=False, description="what must be true of the tree after all changes")
+]
+UnusedSources = Annotated[
+    tuple[Unused, ...], Field(strict=False, description="sources that some build would fetch, but not this one")
+]
 
 
 class GitSource(_Model):
     """``[source]`` of kind ``git``."""
 
-    kind: Literal["git"]
-    url: Annotated[str, Field(pattern=r"^(https|ssh|file)://")]
+    kind: Annotated[Literal["git"], Field(description="a Git repository")]
+    url: Annotated[str, Field(pattern=r"^(https|ssh|file)://", description="URL to fetch the commit from")]
     ref: Annotated[str, Field(min_length=1, description="tag or branch that names the commit for readers")]
     commit: Commit
     why: Reason
-    ancestor: Annotated[tuple[Ancestor, ...], Field(strict=False)] = ()
-    cherry_pick: Annotated[tuple[CherryPick, ...], Field(strict=False)] = ()
-    rewrite: Annotated[tuple[Rewrite, ...], Field(strict=False)] = ()
-    contract: Annotated[tuple[Contract, ...], Field(strict=False)] = ()
-    unused: Annotated[tuple[Unused, ...], Field(strict=False)] = ()
+    ancestor: Annotated[
+        tuple[Ancestor, ...], Field(strict=False, description="commits that the pinned one must descend from")
+    ] = ()
+    cherry_pick: Annotated[
+        tuple[CherryPick, ...], Field(strict=False, description="upstream commits applied on top, in this order")
+    ] = ()
+    rewrite: Rewrites = ()
+    contract: Contracts = ()
+    unused: UnusedSources = ()
 
 
 class SdistSource(_Model):
     """``[source]`` of kind ``sdist``: a source distribution from the package index."""
 
-    kind: Literal["sdist"]
-    package: str
-    version: str
+    kind: Annotated[Literal["sdist"], Field(description="a source distribution from the package index")]
+    package: Annotated[str, Field(description="distribution name in the package index")]
+    version: Annotated[str, Field(description="its version")]
     sha256: Sha256
+    commit: Annotated[
+        Commit | None, Field(description="the Git commit that upstream names for it; an archive cannot prove it")
+    ] = None
     why: Reason
-    rewrite: Annotated[tuple[Rewrite, ...], Field(strict=False)] = ()
-    contract: Annotated[tuple[Contract, ...], Field(strict=False)] = ()
-    unused: Annotated[tuple[Unused, ...], Field(strict=False)] = ()
+    rewrite: Rewrites = ()
+    contract: Contracts = ()
+    unused: UnusedSources = ()
 
 
 class Kernel(_Model):
     """A kernel family that the build log must or must not report as built."""
 
     name: Annotated[str, Field(description="as in upstream's CMake message: 'Building NAME for archs: ...'")]
-    expect: Literal["built", "not built"]
-    architectures: Annotated[tuple[Architecture, ...], Field(strict=False)] = ()
+    expect: Annotated[Literal["built", "not built"], Field(description="what the build log must say of it")]
+    architectures: Annotated[
+        tuple[Architecture, ...], Field(strict=False, description="for which it must be built; absent: not checked")
+    ] = ()
     why: Reason
 
 
@@ -184,26 +226,36 @@ class Cuda(_Model):
     """``[cuda]``: the toolkit and the ceiling."""
 
     toolkit: ToolkitVersion
-    architectures: Annotated[tuple[Architecture, ...], Field(strict=False, min_length=1)]
+    architectures: Annotated[
+        tuple[Architecture, ...],
+        Field(strict=False, min_length=1, description="the GPU architectures that must be covered by compiled code"),
+    ]
     maximum_driver_branch: Annotated[
         int, Field(ge=450, description="the newest driver branch of the hosts this build is for, such as 575")
     ]
-    kernel: Annotated[tuple[Kernel, ...], Field(strict=False)] = ()
+    kernel: Annotated[
+        tuple[Kernel, ...], Field(strict=False, description="kernel families with what the build log must say of each")
+    ] = ()
 
 
 class Python(_Model):
     """``[python]``: the interpreter line of wheels and locks."""
 
-    version: Annotated[str, Field(pattern=r"^3\.\d+$")]
-    platform: Annotated[str, Field(description="uv's --python-platform value")] = "x86_64-manylinux_2_28"
+    version: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python's minor version, such as 3.12")]
+    platform: Annotated[
+        str, Field(description="the platform that locks are resolved for, a value of uv's --python-platform")
+    ] = "x86_64-manylinux_2_28"
 
 
 class Index(_Model):
     """``[[deps.index]]``: the one index that may serve the named packages; all others come from the default index."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
-    url: Annotated[str, Field(pattern=r"^https://")]
-    packages: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", description="a short name for locks and messages")]
+    url: Annotated[str, Field(pattern=r"^https://", description="address of the simple index (PEP 503)")]
+    packages: Annotated[
+        tuple[str, ...],
+        Field(strict=False, min_length=1, description="distributions that come from here and only here"),
+    ]
     why: Reason
 
 
@@ -211,8 +263,10 @@ class Edit(_Model):
     """``[[deps.edit]]``: requirements surgery on upstream's files. ``replacement`` absent means: drop the line."""
 
     name: Annotated[str, Field(description="normalised distribution name of the line")]
-    requirement: Annotated[RequirementText | None, Field(description="the line as it must stand upstream")] = None
-    replacement: RequirementText | None = None
+    requirement: Annotated[
+        RequirementText | None, Field(description="the line as it must stand upstream; absent: any line of that name")
+    ] = None
+    replacement: Annotated[RequirementText | None, Field(description="the line to put there; absent: drop it")] = None
     why: Reason
 
 
@@ -224,24 +278,27 @@ class Override(_Model):
 
 
 class Ban(_Model):
-    """``[[deps.ban]]``: distributions that may not be in the closure.
+    """``[[deps.ban]]``: distributions that may not be in the closure."""
 
-    ``name`` is a glob on normalised names, ``versions`` the banned versions (absent: all),
-    ``unsuffixed`` limits it to names without a ``-cuNN`` suffix, ``allow`` names the exceptions.
-    """
-
-    name: str
-    versions: SpecifierText | None = None
-    unsuffixed: bool = False
-    allow: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    name: Annotated[str, Field(description="glob on normalised distribution names")]
+    versions: Annotated[
+        SpecifierText | None, Field(description="PEP 440 specifier of the banned versions; absent: all")
+    ] = None
+    unsuffixed: Annotated[bool, Field(description="ban only names without a -cuNN suffix")] = False
+    allow: Annotated[tuple[str, ...], Field(strict=False, description="names that the ban leaves alone")] = ()
     why: Reason
 
 
 class Requirements(_Model):
     """``[deps.build]`` and ``[deps.runtime]``: upstream's files plus what the recipe adds."""
 
-    files: Annotated[tuple[InnerPath, ...], Field(strict=False)] = ()
-    add: Annotated[tuple[RequirementText, ...], Field(strict=False)] = ()
+    files: Annotated[
+        tuple[InnerPath, ...],
+        Field(strict=False, description="requirements files of the source tree, read with their -r"),
+    ] = ()
+    add: Annotated[
+        tuple[RequirementText, ...], Field(strict=False, description="requirements that upstream's files do not name")
+    ] = ()
 
     @model_validator(mode="after")
     def _not_empty(self) -> Requirements:
@@ -254,21 +311,33 @@ class Requirements(_Model):
 class Deps(_Model):
     """``[deps]``: how the two dependency locks come about."""
 
-    exclude_newer: Annotated[Timestamp, Field(description="resolution sees no upload later than this")]
-    build: Requirements
-    runtime: Requirements
-    index: Annotated[tuple[Index, ...], Field(strict=False)] = ()
-    edit: Annotated[tuple[Edit, ...], Field(strict=False)] = ()
-    override: Annotated[tuple[Override, ...], Field(strict=False)] = ()
-    ban: Annotated[tuple[Ban, ...], Field(strict=False)] = ()
+    exclude_newer: Annotated[
+        Timestamp,
+        Field(description="resolution sees no upload later than this RFC 3339 time, where an index gives times"),
+    ]
+    build: Annotated[Requirements, Field(description="what the build environment is made of")]
+    runtime: Annotated[Requirements, Field(description="what runs beside the wheels")]
+    index: Annotated[
+        tuple[Index, ...],
+        Field(strict=False, description="indexes that serve named distributions instead of the default one"),
+    ] = ()
+    edit: Annotated[tuple[Edit, ...], Field(strict=False, description="changes to upstream's requirements")] = ()
+    override: Annotated[
+        tuple[Override, ...], Field(strict=False, description="requirements that win over every other")
+    ] = ()
+    ban: Annotated[
+        tuple[Ban, ...], Field(strict=False, description="distributions that fail the lock when they are in it")
+    ] = ()
 
 
 class Wheel(_Model):
     """``[wheel]``: how the main wheel is built and what it must carry."""
 
-    environment: Annotated[dict[str, str], Field(description="environment variables of the build")] = {}
-    expected_extensions: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    size_limit_mib: Annotated[int, Field(ge=1)] = 2000
+    environment: Annotated[dict[str, str], Field(description="environment variables of the build, name to value")] = {}
+    expected_extensions: Annotated[
+        tuple[str, ...], Field(strict=False, description="modules that the wheel must carry compiled, dotted names")
+    ] = ()
+    size_limit_mib: Annotated[int, Field(ge=1, description="the largest size the wheel may have, in MiB")] = 2000
 
 
 class Builder(_Model):
@@ -277,23 +346,26 @@ class Builder(_Model):
     image: Annotated[
         str | None, Field(description="builder image whose toolchain counts; absent: this machine's own toolchain")
     ] = None
-    jobs: Annotated[int | None, Field(ge=1)] = None
-    nvcc_threads: Annotated[int | None, Field(ge=1)] = None
-    minimum_disk_gib: Annotated[int, Field(ge=1)] = 10
-    minimum_memory_gib: Annotated[int, Field(ge=1)] = 4
+    jobs: Annotated[int | None, Field(ge=1, description="compilations at once; no part of the build id")] = None
+    nvcc_threads: Annotated[int | None, Field(ge=1, description="threads of each nvcc; no part of the build id")] = None
+    minimum_disk_gib: Annotated[int, Field(ge=1, description="free disk space that the build needs, in GiB")] = 10
+    minimum_memory_gib: Annotated[int, Field(ge=1, description="memory that the build needs, in GiB")] = 4
 
 
 class Recipe(_Model):
     """One recipe file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema", description="version of this format")]
-    recipe: Identity
-    source: Annotated[GitSource | SdistSource, Field(discriminator="kind")]
-    cuda: Cuda
-    python: Python
-    deps: Deps
-    wheel: Wheel
-    builder: Builder = Builder()
+    recipe: Annotated[Identity, Field(description="what this recipe is")]
+    source: Annotated[
+        GitSource | SdistSource,
+        Field(discriminator="kind", description="the source code, the changes to it and what must be true of it"),
+    ]
+    cuda: Annotated[Cuda, Field(description="the CUDA toolkit, the GPUs and the driver ceiling")]
+    python: Annotated[Python, Field(description="the interpreter line of wheels and locks")]
+    deps: Annotated[Deps, Field(description="how the two dependency locks come about")]
+    wheel: Annotated[Wheel, Field(description="how the main wheel is built and what it must carry")]
+    builder: Annotated[Builder, Field(description="where compilation happens")] = Builder()
 
     @property
     def name(self) -> str:
@@ -313,18 +385,27 @@ def load_recipe(name_or_path: str | None = None) -> Recipe:
     Raises:
         RecipeError: no such recipe, no TOML, or not a valid recipe; every fault with file, line and key path.
     """
+    return parse_recipe(find_recipe(name_or_path))
+
+
+def find_recipe(name_or_path: str | None = None) -> Path:
+    """Return the file of a recipe named by its name, its path, or as the default one.
+
+    Raises:
+        RecipeError: no such recipe.
+    """
+    known = recipe_files()
     if name_or_path is None:
-        defaults = [recipe for recipe in map(parse_recipe, recipe_files().values()) if recipe.recipe.default]
+        defaults = [path for path in known.values() if parse_recipe(path).recipe.default]
         if len(defaults) != 1:
             raise RecipeError(
                 f"{len(defaults)} recipes say default = true",
                 remedy="name one with --recipe",
-                where=", ".join(recipe.name for recipe in defaults) or "recipes/",
+                where=", ".join(map(str, defaults)) or "recipes/",
             )
         return defaults[0]
     if name_or_path.endswith(".toml"):
-        return parse_recipe(Path(name_or_path))
-    known = recipe_files()
+        return Path(name_or_path)
     if name_or_path not in known:
         near = difflib.get_close_matches(name_or_path, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -332,7 +413,7 @@ def load_recipe(name_or_path: str | None = None) -> Recipe:
             f"there is no recipe {name_or_path!r}",
             remedy=f"{hint}known recipes: {', '.join(sorted(known))}; or give the path of a .toml file",
         )
-    return parse_recipe(known[name_or_path])
+    return known[name_or_path]
 
 
 def parse_recipe(path: Path) -> Recipe:
@@ -450,6 +531,8 @@ def line_of(text: str, location: Sequence[str | int]) -> int:
                     quote = mark
         else:
             continue
+        if header and isinstance(here[-1], int) and wanted == here[:-1]:
+            here = here[:-1]  # the array itself is asked for: its first table
         if len(here) > depth and wanted[: len(here)] == here:
             best, depth = number, len(here)
     return best

@@ -162,6 +162,18 @@ def test_damaged_device_code_is_a_finding(tmp_path: Path) -> None:
     assert "no container begins here" in failed(inspect_wheel(make_wheel(tmp_path, {CODE: bytes(data)})))["readable"]
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "//x.so", "\\x.so", "a\nb.so"])
+def test_odd_member_names_are_read_like_any_other(tmp_path: Path, name: str) -> None:
+    path = make_wheel(tmp_path, {"x" * (len(name) or 1): SAMPLE})
+    path.write_bytes(path.read_bytes().replace(b"x" * len(name), name.encode()) if name else path.read_bytes())
+    if not name:
+        # An empty name: the directory entry's length of the name is 0, and its byte becomes part of the extra field.
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<HH", data, data.index(b"PK\x01\x02") + 28, 0, 1)
+        path.write_bytes(data)
+    inspect_wheel(path).to_json()
+
+
 def test_two_members_of_one_name_are_a_finding(tmp_path: Path) -> None:
     path = make_wheel(tmp_path)
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:

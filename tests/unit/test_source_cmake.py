@@ -109,8 +109,24 @@ def test_the_same_test_asked_twice_gives_no_impossible_mixture() -> None:
     assert {(row.url, row.ref) for row in rows} == {("https://h/default", "v0"), ("https://h/a", "v1")}
 
 
-def test_branches_that_do_not_matter_make_no_variants() -> None:
-    branches = "\n".join(f"if(C{number})\n set(unrelated {number})\nendif()" for number in range(40))
+@pytest.mark.parametrize(
+    "first",
+    ["if(A)\n set(tag v1)\nelse()\n set(tag v1)\nendif()", "if(B)\n set(tag v0)\nendif()\nset(tag v1)", "set(tag v1)"],
+)
+def test_a_condition_that_no_longer_tells_worlds_apart_is_forgotten(first: str) -> None:
+    rows = read(f"""
+        {first}
+        if(A)
+          set(tag v2)
+        endif()
+        FetchContent_Declare(lib GIT_REPOSITORY https://h/lib GIT_TAG ${{tag}})
+    """)
+    assert {(row.ref, row.when) for row in rows} == {("v1", "NOT (A)"), ("v2", "A")}
+
+
+@pytest.mark.parametrize("body", ["set(unrelated 1)", "set(tag v1)\nelse()\nset(tag v1)"])
+def test_branches_that_do_not_matter_make_no_variants(body: str) -> None:
+    branches = "\n".join(f"if(C{number})\n {body}\nendif()" for number in range(40))
     row = one(f"set(tag v1)\n{branches}\nFetchContent_Declare(lib GIT_REPOSITORY https://h/lib GIT_TAG ${{tag}})")
     assert row.when == ""
 

@@ -20,7 +20,7 @@ from cufallback.store import sha256_file
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def file(name: str, data: bytes = b"x", *, mode: int = 0o644, mtime: float = 1e9) -> Member:
+def file(name: str, data: bytes = b"x", *, mode: int = 0o644, mtime: float = 1_000_000_000) -> Member:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = len(data), mode, mtime
     return info, data
@@ -136,6 +136,11 @@ def test_an_unsafe_member_is_named_and_nothing_is_left(tmp_path: Path, bad: Memb
     assert caught.value.where == str(archive)
     assert list(work.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"p.tar.gz", "work"}
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="one is a link that leads back to itself"):
+        extract(write(tmp_path / "p.tar.gz", symlink("p/one", "two"), symlink("p/two", "one")), tmp_path / "t")
 
 
 @pytest.mark.parametrize("time", ["nan", "inf", "1e400"])

@@ -174,7 +174,7 @@ class _File:
             if isinstance(item, Choice):
                 worlds = self._choose(item, worlds, enclosing)
             elif item.name == "set" and item.words and item.words[0] in self._relevant:
-                worlds = [self._assign(item, world) for world in worlds]
+                worlds = _merged([self._assign(item, world) for world in worlds])
             elif item.name in _FETCHING or _is_download(item):
                 for world in worlds:
                     self._fetch(item, world, enclosing)
@@ -197,11 +197,8 @@ class _File:
                 negated = " AND ".join(f"NOT ({branch.condition})" for branch in choice.branches)
                 if not _contradicts(negated, world.conditions):
                     ends.append(replace(world, conditions=(*world.conditions, negated)))
-            ends = _upstreams_own(choice, ends)
-            # Branches that leave every variable that matters alone are one world again.
-            after += [world] if all(end.values == world.values for end in ends) else ends
-        unique = {world.values: world for world in reversed(after)}
-        return [world for world in after if unique[world.values] is world]
+            after += _upstreams_own(choice, ends) or [world]
+        return _merged(after)
 
     def _assign(self, command: Command, world: _World) -> _World:
         name, *words = command.words
@@ -282,6 +279,16 @@ class _File:
             remedy="look at that line: what it fetches must be known before the build may run without network",
             where=f"{self.file}:{line}",
         )
+
+
+def _merged(worlds: list[_World]) -> list[_World]:
+    """Make one world of those that agree on every variable that matters, under the conditions that they share."""
+    merged: dict[tuple[tuple[str, str], ...], _World] = {}
+    for world in worlds:
+        other = merged.get(world.values, world)
+        shared = tuple(condition for condition in other.conditions if condition in world.conditions)
+        merged[world.values] = replace(world, conditions=shared)
+    return list(merged.values())
 
 
 def _upstreams_own(choice: Choice, ends: list[_World]) -> list[_World]:

@@ -252,7 +252,7 @@ def _extension(
 
 def dotted_name(path: str) -> str:
     """Return the import name of a native file: ``vllm/_C.abi3.so`` → ``vllm._C``."""
-    parts = list(PurePosixPath(path).parts)
+    parts = list(PurePosixPath(path).parts) or [path]
     if len(parts) > 2 and parts[0].endswith(".data"):
         parts = parts[2:]
     parts[-1] = parts[-1].split(".")[0] or parts[-1]

@@ -120,7 +120,7 @@ class Payload:
         return tuple(
             info
             for info in self.members
-            if not info.is_dir() and (_NATIVE_NAME.search(info.filename) or self._looks_native(info))
+            if not info.filename.endswith("/") and (_NATIVE_NAME.search(info.filename) or self._looks_native(info))
         )
 
     def _looks_native(self, info: zipfile.ZipInfo) -> bool:
