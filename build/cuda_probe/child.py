@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -95,6 +96,11 @@ def error_name(driver: ctypes.CDLL, code: int) -> str:
 
 def run(device: int, image: str) -> None:
     """Run the kernel from one image on one GPU and compare with the CPU."""
+    # The driver reads these when it starts: no compiled PTX of an earlier run, and no preference of the user's
+    # for one kind of image.
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    for name in ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT"):
+        os.environ.pop(name, None)
     library = load(str(LIBRARY))
     if library is None:
         return

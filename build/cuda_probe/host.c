@@ -28,7 +28,7 @@ extern int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned int,
 extern const unsigned char cuda_probe_sass[], cuda_probe_ptx[];
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, ERROR_LOG = 5, ERROR_LOG_SIZE = 6, THREADS = 128 };
-enum { INITIALIZATION_ERROR = 3, SYMBOL_NOT_FOUND = 500, DRIVER_API = 12000 };
+enum { SYMBOL_NOT_FOUND = 500, DRIVER_API = 12000 };
 
 int cuda_probe_runtime_version(void) {
   int version = 0;

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from cufallback.cli import run
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with os.fdopen(handle, "w", encoding="utf-8") as report:
             report.write(redact(f"{' '.join(sys.argv)}\n{traceback.format_exc()}"))
         print(
-            f"error: unexpected fault in cufallback\n  remedy: this is a bug; please send {Path(name)} with your report",
+            f"error: unexpected fault in cufallback\n  remedy: this is a bug; please send {name} with your report",
             file=sys.stderr,
         )
         return ExitCode.UNEXPECTED

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", choices=("uv", "pip-tools"), default="uv", help="pip-tools: compare as second opinion"
     )
 
-    verify = add("verify", _verify, "verify a build folder from disk alone")
-    verify.add_argument("folder", metavar="DIR", type=Path)
+    verify = add("verify", _verify, "verify build folders from disk alone")
+    verify.add_argument("folders", metavar="DIR", type=Path, nargs="+")
     add_json(verify)
 
     inspect = add("inspect", _inspect, "show what any wheel carries: libraries, architectures, PTX, minimum driver")
@@ -145,35 +146,40 @@ def _lock(options: argparse.Namespace) -> int:
     from cufallback.build import lock
     from cufallback.progress import choose_progress
 
-    return lock(
+    report = lock(
         options.recipe,
         work=options.work,
         check=options.check,
-        engine=options.engine,
+        opinion=options.engine == "pip-tools",
         progress=choose_progress(),
     )
+    print(report.text())
+    return report.exit_code
 
 
 def _verify(options: argparse.Namespace) -> int:
     from cufallback.show import verification_text
     from cufallback.verify import verify
 
-    verification = verify(options.folder)
+    verifications = [verify(folder) for folder in options.folders]
     if options.json:
-        _print_json(verification.to_json())
+        values = [verification.to_json() for verification in verifications]
+        _print_json(values[0] if len(values) == 1 else values)
     else:
-        print(verification_text(verification))
-    return ExitCode.OK if verification.passed else ExitCode.VERIFY_FAILED
+        print("\n".join(map(verification_text, verifications)))
+    return ExitCode.OK if all(verification.passed for verification in verifications) else ExitCode.VERIFY_FAILED
 
 
 def _inspect(options: argparse.Namespace) -> int:
     from cufallback.recipe import load_recipe
-    from cufallback.wheel.inspect import run_inspect
+    from cufallback.show import terminal
+    from cufallback.wheel.report import run_inspect
 
     recipe = load_recipe(options.recipe) if options.recipe else None
-    text, code = run_inspect(options.wheels, recipe=recipe, json_output=options.json)
-    sys.stdout.write(text)
-    return code
+    width, colour = terminal()
+    shown = run_inspect(options.wheels, recipe=recipe, json_output=options.json, width=width, colour=colour)
+    sys.stdout.write(shown.text)
+    return shown.exit_code
 
 
 def _recipe_list(_options: argparse.Namespace) -> int:
@@ -206,7 +212,7 @@ def _harvest(options: argparse.Namespace) -> int:
 
     found = harvest(options.tree)
     if options.json:
-        _print_json([source.to_json() for source in found])
+        _print_json([{**asdict(source), "mutable": source.mutable, "commit": source.commit} for source in found])
     else:
         print(harvest_text(found))
     return ExitCode.OK

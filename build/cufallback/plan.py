@@ -135,4 +135,4 @@ def _without(value: Any, keys: set[str]) -> Any:
 def _pins(lock: Lock | None) -> list[dict[str, Any]] | None:
     if lock is None:
         return None
-    return [{"name": item.name, "version": item.version, "sha256": sorted(item.hashes)} for item in lock.distributions]
+    return [{"name": item.name, "version": item.version, "sha256": item.sha256} for item in lock.distributions]

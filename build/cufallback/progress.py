@@ -61,7 +61,8 @@ class Plain:
                 self.say(f"{title}: {_amount(done, unit)}{share}, {now - started:.0f} s")
 
         yield advance
-        self.say(f"{title}: {_amount(done, unit)} in {time.monotonic() - started:.1f} s")
+        amount = f"{_amount(done, unit)} in " if done else ""
+        self.say(f"{title}: {amount}{time.monotonic() - started:.1f} s")
 
 
 class Rich:

@@ -202,6 +202,9 @@ class SdistSource(_Model):
     package: Annotated[str, Field(description="distribution name in the package index")]
     version: Annotated[str, Field(description="its version")]
     sha256: Sha256
+    commit: Annotated[
+        Commit | None, Field(description="the Git commit that upstream names for it; an archive cannot prove it")
+    ] = None
     why: Reason
     rewrite: Rewrites = ()
     contract: Contracts = ()
@@ -382,18 +385,27 @@ def load_recipe(name_or_path: str | None = None) -> Recipe:
     Raises:
         RecipeError: no such recipe, no TOML, or not a valid recipe; every fault with file, line and key path.
     """
+    return parse_recipe(find_recipe(name_or_path))
+
+
+def find_recipe(name_or_path: str | None = None) -> Path:
+    """Return the file of a recipe named by its name, its path, or as the default one.
+
+    Raises:
+        RecipeError: no such recipe.
+    """
+    known = recipe_files()
     if name_or_path is None:
-        defaults = [recipe for recipe in map(parse_recipe, recipe_files().values()) if recipe.recipe.default]
+        defaults = [path for path in known.values() if parse_recipe(path).recipe.default]
         if len(defaults) != 1:
             raise RecipeError(
                 f"{len(defaults)} recipes say default = true",
                 remedy="name one with --recipe",
-                where=", ".join(recipe.name for recipe in defaults) or "recipes/",
+                where=", ".join(map(str, defaults)) or "recipes/",
             )
         return defaults[0]
     if name_or_path.endswith(".toml"):
-        return parse_recipe(Path(name_or_path))
-    known = recipe_files()
+        return Path(name_or_path)
     if name_or_path not in known:
         near = difflib.get_close_matches(name_or_path, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -401,7 +413,7 @@ def load_recipe(name_or_path: str | None = None) -> Recipe:
             f"there is no recipe {name_or_path!r}",
             remedy=f"{hint}known recipes: {', '.join(sorted(known))}; or give the path of a .toml file",
         )
-    return parse_recipe(known[name_or_path])
+    return known[name_or_path]
 
 
 def parse_recipe(path: Path) -> Recipe:

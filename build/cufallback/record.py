@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cufallback import __version__
 from cufallback.errors import RecordError
-from cufallback.store import sha256_file
+from cufallback.store import sha256_file, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from cufallback.plan import BuildPlan
 
 RECORD = "record.json"
 PLAN = "plan.json"
@@ -56,6 +60,7 @@ class Change(_Model):
     """One checked change to the source: a rewrite or a cherry-pick, with its unified diff."""
 
     kind: str
+    commit: str | None
     file: str
     why: str
     diff: str
@@ -73,7 +78,7 @@ class Contract(_Model):
 
 
 class Fetched(_Model):
-    """A source that upstream's build files would fetch; ``commit`` or ``sha256`` is its pin."""
+    """A source that upstream's build files would fetch: its pin, or why this build does not fetch it."""
 
     name: str
     kind: str
@@ -82,8 +87,7 @@ class Fetched(_Model):
     commit: str | None
     sha256: str | None
     asked_by: str
-    used: bool
-    why: str
+    unused: str | None
 
 
 class Source(_Model):
@@ -118,6 +122,7 @@ class Distribution(_Model):
 class RequirementEdit(_Model):
     """One edit of upstream's requirements, or one override, with its reason."""
 
+    used_for: Literal["build", "runtime"]
     file: str
     line: int
     before: str
@@ -126,19 +131,18 @@ class RequirementEdit(_Model):
 
 
 class Isolation(_Model):
-    """How far the build was cut off from the network, and what was seen of it inside."""
+    """How far the build was cut off from the network, and what /proc/net/dev showed inside before and after."""
 
-    kind: str
     status: Literal["passed", "warned"]
-    why: str
-    evidence: str
+    statement: str
+    interfaces: list[str]
 
 
 class Kernels(_Model):
     """What the build log says of kernel families."""
 
     built: dict[str, list[str]]
-    not_built: dict[str, str]
+    not_built: list[list[str]]
     findings: list[dict[str, Any]]
 
 
@@ -175,6 +179,7 @@ class Record(_Model):
     recipe: RecipeRef
     source: Source
     toolchain: dict[str, str]
+    cuda_probe_sha256: Hex
     distributions: list[Distribution]
     requirement_edits: list[RequirementEdit]
     subjects: list[Wheel]
@@ -206,6 +211,61 @@ def checksum_lines(files: Iterable[File], record_sha256: str) -> str:
     """Return SHA256SUMS as ``sha256sum -c`` reads it, the record included."""
     entries = [(file.path, file.sha256) for file in files] + [(RECORD, record_sha256)]
     return "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(entries))
+
+
+def write_record(
+    folder: Path, *, plan: BuildPlan, results: Mapping[str, Mapping[str, Any]], stages: Sequence[Mapping[str, Any]]
+) -> Record:
+    """Write plan, inputs, inspection, lock, record and checksums beside the wheels and logs that lie in ``folder``.
+
+    Args:
+        folder: the build folder, with ``wheels/`` and ``logs/``.
+        plan: what was built.
+        results: what each stage contributed, by stage name.
+        stages: one :class:`StageEntry` each, as a JSON object.
+    """
+    from cufallback.deps.pylock import Entry, render_pylock
+
+    recipe, prefetched, built = plan.recipe, results["prefetch"], results["wheels"]["subjects"]
+    inspection = results["inspect"]["inspection"]
+    recipe_path = f"inputs/{recipe.name}.toml"
+    for name, content in plan.inputs.items():
+        write_atomic(folder / "inputs" / name, content)
+    write_json(folder / PLAN, plan.to_json())
+    write_json(folder / INSPECTION, inspection)
+    entries = [
+        Entry(item["name"], item["version"], f"wheelhouse/{item['filename']}", item["sha256"], item["size"])
+        for item in prefetched["distributions"]
+        if "runtime" in item["used_for"]
+    ]
+    entries += [
+        Entry(wheel["name"], wheel["version"], subject["path"], subject["sha256"], subject["size"])
+        for wheel, subject in zip(inspection, built, strict=True)
+    ]
+    write_atomic(folder / PYLOCK, render_pylock(entries, recipe).encode())
+    record = Record.model_validate(
+        {
+            "schema": 1,
+            "cufallback": __version__,
+            "build_id": plan.build_id,
+            "recipe": {
+                "name": recipe.name,
+                "status": recipe.recipe.status,
+                "path": recipe_path,
+                "sha256": sha256_file(folder / recipe_path),
+            },
+            "toolchain": plan.toolchain.to_json() if plan.toolchain else {},
+            "cuda_probe_sha256": plan.probe_sha256,
+            **prefetched,
+            "subjects": built,
+            "inspection": inspection,
+            "stages": list(stages),
+            "files": [file.model_dump() for file in files_below(folder)],
+        }
+    )
+    write_json(folder / RECORD, record.to_json())
+    write_atomic(folder / SUMS, checksum_lines(record.files, sha256_file(folder / RECORD)).encode())
+    return record
 
 
 def read_record(folder: Path) -> Record:

@@ -43,9 +43,9 @@ def recipe_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted((data_root() / "recipes").glob("*.toml"))}
 
 
-def lock_folder(recipe: str) -> Path:
-    """Return ``locks/<recipe>/``, whether or not it exists."""
-    return data_root() / "locks" / recipe
+def lock_folder(recipe_file: Path) -> Path:
+    """Return ``../locks/<recipe>/`` of a recipe file, whether or not it exists."""
+    return recipe_file.absolute().parent.parent / "locks" / recipe_file.stem
 
 
 def probe_folder() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,17 @@ _STYLES = {
 _WIDTH_WITHOUT_TERMINAL = 120
 
 
-def render(*items: RenderableType) -> str:
-    """Return ``items`` as text: coloured on a terminal unless NO_COLOR is set, plain and unwrapped in pipes."""
-    import sys
+def terminal() -> tuple[int, bool]:
+    """Return the columns of stdout and whether it takes colours; NO_COLOR is honoured."""
+    if not sys.stdout.isatty():
+        return _WIDTH_WITHOUT_TERMINAL, False
+    return shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns, not os.environ.get("NO_COLOR")
 
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 50)).columns if terminal else _WIDTH_WITHOUT_TERMINAL
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=terminal, no_color=bool(os.environ.get("NO_COLOR")), emoji=False
-    )
+
+def render(*items: RenderableType) -> str:
+    """Return ``items`` as text for stdout."""
+    width, colour = terminal()
+    console = Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, emoji=False)
     with console.capture() as capture:
         for item in items:
             console.print(item, markup=False, highlight=False)
@@ -110,15 +113,13 @@ def plan_text(prepared: Prepared) -> str:
     pins = []
     for name, lock in (("build", plan.locks.build), ("runtime", plan.locks.runtime)):
         if lock is not None:
-            pins += [
-                (name, f"{item.name}=={item.version}", f"{len(item.hashes)} sha256") for item in lock.distributions
-            ]
+            pins += [(name, f"{item.name}=={item.version}", item.sha256) for item in lock.distributions]
     return render(
         grid,
         "",
         table("stages", ("stage", "network", "what"), steps),
         "",
-        table("pins", ("lock", "distribution", "hashes"), pins),
+        table("pins", ("lock", "distribution", "sha256"), pins),
         "",
         _needs(prepared),
         *_way_on(prepared),
@@ -127,7 +128,7 @@ def plan_text(prepared: Prepared) -> str:
 
 def verification_text(verification: Verification) -> str:
     """Return failed checks and checks not run in full, passed ones as a count."""
-    counted = {status: 0 for status in ("passed", "failed", "not_run")}
+    counted = dict.fromkeys(("passed", "failed", "not_run"), 0)
     for check in verification.checks:
         counted[check.status] += 1
     rows = [(check.status, check.what, check.why) for check in verification.checks if check.status != "passed"]

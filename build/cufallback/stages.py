@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cufallback.errors import InspectionError, LockError
+from cufallback.errors import InspectionError, LockError, RecordError
 from cufallback.pipeline import Context, Outcome, Stage
 from cufallback.plan import Locks, Step
-from cufallback.recipe import GitSource, Recipe, parse_recipe
-from cufallback.record import Record
-from cufallback.resources import PYTHON_CACHES, lock_folder, probe_folder
-from cufallback.store import tree_digest, write_json
+from cufallback.recipe import GitSource, Kernel, Recipe
+from cufallback.resources import PYTHON_CACHES, probe_folder
+from cufallback.store import replaced_folder, sha256_file, tree_digest, write_atomic, write_json
 
-LOCK_FILES = ("source.lock.toml", "build.txt", "runtime.txt")
+if TYPE_CHECKING:
+    from cufallback.wheel.environment import Environment
+
+INSPECTION = "inspection.json"
+
+# What this version of the record knows of and does not do yet.
+_NOT_RUN = {
+    "image": "this version builds no image",
+    "attest": "this version writes no SBOM, provenance or signature",
+}
+# The PTX of the cuda-probe takes the JIT path that vLLM's Marlin kernels take on newer GPUs: compute_80.
+PROBE_PTX = "8.0"
+PROBE = ("cuda_probe.libcuda_probe",)
 
 
 def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
@@ -23,185 +35,257 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
     from cufallback.wheel.builder import BUILD_COMMAND, compiler_environment
 
     source = recipe.source
-    fetch = (
-        f"check out {source.url} at {source.commit}"
-        if isinstance(source, GitSource)
-        else (f"download {source.package} {source.version} and check its sha256")
-    )
-    epoch = locks.source.epoch if locks.source else None
-    environment = {**recipe.wheel.environment, **compiler_environment()}
-    if epoch is not None:
-        environment["SOURCE_DATE_EPOCH"] = str(epoch)
-    steps = [Step("prefetch", fetch, network=True)]
-    steps += [Step("prefetch", f"rewrite {rewrite.file}: {rewrite.why}", network=False) for rewrite in source.rewrite]
-    steps += [
-        Step("prefetch", f"contract: {contract.pattern} {contract.expect} in {contract.file}", network=False)
-        for contract in source.contract
-    ]
-    steps += [
-        Step("prefetch", "compare what the tree would fetch with the source lock", network=False),
-        Step("prefetch", "fill the wheelhouse from the dependency locks", network=True),
+    if isinstance(source, GitSource):
+        fetch = f"check out {source.url} at {source.commit}"
+    else:
+        fetch = f"download the source distribution {source.package} {source.version} and check its sha256"
+
+    def environment(given: Mapping[str, str]) -> dict[str, str]:
+        epoch = {"SOURCE_DATE_EPOCH": str(locks.source.epoch)} if locks.source else {}
+        return {**compiler_environment(given), **epoch}
+
+    return (
+        Step("prefetch", fetch, network=True),
+        *(Step("prefetch", f"rewrite {rewrite.file}", network=False) for rewrite in source.rewrite),
+        *(
+            Step("prefetch", f"contract: {item.pattern} {item.expect} in {item.file}", network=False)
+            for item in source.contract
+        ),
+        Step("prefetch", "hold what the tree would fetch to the source lock", network=False),
+        Step("prefetch", "fill the wheelhouses from the dependency locks", network=True),
         Step("wheels", "install the build lock into a fresh environment", network=False),
-        Step("wheels", "build the main wheel", network=False, command=BUILD_COMMAND, environment=environment),
+        Step(
+            "wheels",
+            "build the main wheel",
+            network=False,
+            command=BUILD_COMMAND,
+            environment=environment(recipe.wheel.environment),
+        ),
         Step(
             "wheels",
             "build the cuda-probe",
             network=False,
             command=BUILD_COMMAND,
-            environment=_probe_environment(recipe),
+            environment=environment(_probe_environment(recipe)),
         ),
-        Step("wheels", "repack both byte for byte", network=False),
+        Step("wheels", "repack both wheels byte for byte", network=False),
         Step("inspect", "read libraries, architectures, PTX and minimum driver from the wheels", network=False),
-        Step("record", "write and check the record", network=False),
-    ]
-    return tuple(steps)
+        Step("record", "write the record and verify it", network=False),
+    )
 
 
 def _probe_environment(recipe: Recipe) -> dict[str, str]:
-    return {"CUFALLBACK_PROBE_ARCHITECTURES": " ".join(recipe.cuda.architectures)}
+    return {
+        "CUFALLBACK_PROBE_ARCHITECTURES": " ".join(recipe.cuda.architectures),
+        "CUFALLBACK_PROBE_PTX": PROBE_PTX,
+    }
 
 
 def prefetch(context: Context) -> Outcome:
     """Fetch and verify everything that the build needs from outside; the last stage with network."""
     tree = context.folder / "source"
     source = _fetch_source(context, tree)
-    wheelhouse = _fetch_distributions(context, tree)
-    return Outcome({**source, **wheelhouse}, (tree, context.folder / "wheelhouse"))
+    distributions = _fetch_distributions(context)
+    edits = _check_requirements(context, tree)
+    result = {"source": source, "distributions": distributions, "requirement_edits": edits}
+    return Outcome(result, (tree, *(context.folder / "wheelhouse" / which for which in ("build", "runtime"))))
 
 
 def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
-    from cufallback.download import Wanted, fetch
-    from cufallback.source.checkout import checkout_git, extract_sdist
     from cufallback.source.contract import check_contracts, require_contracts
-    from cufallback.source.edit import apply_cherry_picks, apply_rewrites
+    from cufallback.source.fetch import edit_source, fetch_source
     from cufallback.source.harvest import harvest
-    from cufallback.source.lock import require_locked
+    from cufallback.source.lock import require_locked, unused_reason
 
-    source = context.plan.recipe.source
-    lock = _pinned(context.plan.locks).source
-    if isinstance(source, GitSource):
-        checkout = checkout_git(source, target=tree, progress=context.progress)
-        picks = apply_cherry_picks(tree, source.cherry_pick, url=source.url, progress=context.progress)
-    else:
-        wanted = Wanted(source.package, source.version, frozenset({source.sha256}), None)
-        fetch([wanted], store=context.store, mirrors=context.mirrors, progress=context.progress)
-        checkout = extract_sdist(context.store.path(source.sha256), source, target=tree)
-        picks = ()
-    if checkout.tree_sha256 != lock.tree_sha256:
+    recipe, lock = context.plan.recipe, context.plan.pinned().source
+    source, progress = recipe.source, context.progress
+    checkout = fetch_source(recipe, tree, store=context.store, mirrors=context.mirrors, progress=progress)
+    if (checkout.tree_sha256, checkout.epoch) != (lock.tree_sha256, lock.epoch):
         raise LockError(
-            f"the source tree is {checkout.tree_sha256}, the source lock says {lock.tree_sha256}",
+            f"the source tree has sha256 {checkout.tree_sha256} and epoch {checkout.epoch}, "
+            f"the lock says {lock.tree_sha256} and {lock.epoch}",
             remedy="run `nox -s lock` and review the difference",
-            where=str(lock_folder(context.plan.recipe.name) / "source.lock.toml"),
+            where=f"locks/{recipe.name}/source.lock.toml",
         )
-    changes = (*picks, *apply_rewrites(tree, source.rewrite))
+    changes = edit_source(recipe, tree, progress=progress)
     contracts = check_contracts(tree, source.contract)
     require_contracts(contracts)
-    fetches = require_locked(harvest(tree), lock, source.unused)
-    commit = None
-    if isinstance(source, GitSource):
-        commit = {"id": source.commit, "status": "passed", "source": "the object id of the fetched commit"}
-    elif source.commit:
-        commit = {"id": source.commit, "status": "quoted", "source": "the recipe; an sdist does not prove its commit"}
+    require_locked(harvest(tree), lock, source.unused)
+    git = isinstance(source, GitSource)
     return {
-        "source": {
-            "kind": checkout.kind,
-            "origin": source.url if isinstance(source, GitSource) else source.package,
-            "ref": source.ref if isinstance(source, GitSource) else source.version,
-            "commit": commit,
-            "archive_sha256": checkout.archive_sha256,
-            "epoch": checkout.epoch,
-            "tree_sha256": checkout.tree_sha256,
-            "edited_tree_sha256": tree_digest(tree),
-            "submodules": dict(checkout.submodules),
-            "changes": [asdict(change) for change in changes],
-            "contracts": [
-                {
-                    "file": result.file,
-                    "pattern": result.pattern,
-                    "expect": result.expect,
-                    "status": "passed" if result.held else "failed",
-                    "lines": list(result.lines),
-                    "why": result.why,
-                }
-                for result in contracts
-            ],
-            "fetches": fetches,
-        }
+        "kind": checkout.kind,
+        "origin": source.url if isinstance(source, GitSource) else source.package,
+        "ref": source.ref if isinstance(source, GitSource) else source.version,
+        "commit": source.commit
+        and {
+            "id": source.commit,
+            "status": "passed" if git else "quoted",
+            "source": "Git's object id" if git else "the recipe; an archive does not prove the commit it was made from",
+        },
+        "archive_sha256": checkout.archive_sha256,
+        "epoch": checkout.epoch,
+        "tree_sha256": checkout.tree_sha256,
+        "edited_tree_sha256": tree_digest(tree),
+        "submodules": dict(checkout.submodules),
+        "changes": [asdict(change) for change in changes],
+        "contracts": [
+            {
+                "file": result.file,
+                "pattern": result.pattern,
+                "expect": result.expect,
+                "status": "passed" if result.held else "failed",
+                "lines": list(result.lines),
+                "why": result.why,
+            }
+            for result in contracts
+        ],
+        "fetches": [
+            {
+                "name": locked.label,
+                "kind": locked.kind,
+                "url": locked.url,
+                "ref": locked.ref,
+                "commit": locked.commit,
+                "sha256": locked.sha256,
+                "asked_by": locked.asked_by,
+                "unused": unused_reason(locked, source.unused),
+            }
+            for locked in lock.sources
+        ],
     }
+
+
+def _fetch_distributions(context: Context) -> list[dict[str, Any]]:
+    from cufallback.deps.lockfile import wanted
+    from cufallback.deps.wheelhouse import fill
+
+    locks = context.plan.pinned()
+    rows: dict[str, dict[str, Any]] = {}
+    for lock in (locks.build, locks.runtime):
+        fetched = fill(
+            wanted(lock, context.plan.recipe),
+            folder=context.folder / "wheelhouse" / lock.which,
+            store=context.store,
+            mirrors=context.mirrors,
+            progress=context.progress,
+        )
+        for item in fetched:
+            row = {
+                "name": item.wanted.name,
+                "version": item.wanted.version,
+                "filename": item.wanted.filename,
+                "sha256": item.wanted.sha256,
+                "size": item.size,
+                # The default index is the user's own setting, perhaps with a secret in it: it is not named.
+                "index": item.wanted.index_url or "default",
+                "used_for": [],
+            }
+            rows.setdefault(item.wanted.sha256, row)["used_for"].append(lock.which)
+    return sorted(rows.values(), key=lambda row: (row["name"], row["version"]))
+
+
+def _check_requirements(context: Context, tree: Path) -> list[dict[str, Any]]:
+    """Demand that the locks were resolved from these very requirements; return the edits for the record."""
+    from cufallback.deps.lock import target_of
+    from cufallback.deps.surgery import operate
+
+    recipe, locks = context.plan.recipe, context.plan.pinned()
+    operated = operate(tree, recipe.deps, target_of(recipe))
+    for lock in (locks.build, locks.runtime):
+        if lock.inputs != operated[lock.which].sha256:
+            raise LockError(
+                "the lock was resolved from other requirements than the tree and the recipe have now",
+                remedy="run `nox -s lock` and review the difference",
+                where=f"locks/{recipe.name}/{lock.which}.txt",
+            )
+    return [{"used_for": which, **asdict(edit)} for which, made in operated.items() for edit in made.edits]
 
 
 def wheels(context: Context) -> Outcome:
     """Build the main wheel and the cuda-probe without network, and repack them byte for byte."""
-    from cufallback.wheel.builder import BuildRequest, build_wheel
-    from cufallback.wheel.buildlog import judge_kernels
-    from cufallback.wheel.environment import create_environment, find_interpreter
-    from cufallback.wheel.normalize import repack
+    from cufallback.wheel.environment import create_environment
 
-    recipe, prefetched = context.plan.recipe, context.earlier("prefetch")
-    epoch = context.result("prefetch")["source"]["epoch"]
-    scratch = context.folder / "scratch"
-    environment = create_environment(
-        scratch / "environment",
-        wheelhouse=prefetched / "wheelhouse" / "build",
-        lock=lock_folder(recipe.name) / "build.txt",
-        python=find_interpreter(recipe.python.version, context.runner),
-        runner=context.runner,
-        log=context.folder / "logs" / "environment.log",
-    )
+    recipe, scratch, logs = context.plan.recipe, context.folder / "scratch", context.folder / "logs"
+    lock = scratch / "build.txt"
+    write_atomic(lock, context.plan.inputs["build.txt"])
+    with context.progress.bar("installing the build environment", None):
+        environment = create_environment(
+            scratch / "environment",
+            wheelhouse=context.earlier("prefetch") / "wheelhouse" / "build",
+            lock=lock,
+            python=recipe.python.version,
+            runner=context.runner,
+            log=logs / "environment.log",
+        )
     probe = scratch / "cuda-probe"
     shutil.copytree(probe_folder(), probe, ignore=shutil.ignore_patterns(*PYTHON_CACHES))
-    jobs = {
-        "main": (prefetched / "source", dict(recipe.wheel.environment), recipe.cuda.kernel),
-        "cuda-probe": (probe, _probe_environment(recipe), ()),
-    }
-    built = []
-    for name, (source, variables, kernels) in jobs.items():
-        log = context.folder / "logs" / f"{name}.log"
-        request = BuildRequest(
-            source=source,
-            environment=environment,
-            output=scratch / "built" / name,
-            build_environment=variables,
-            epoch=epoch,
-            jobs=recipe.builder.jobs,
-            log=log,
-            scratch=scratch / "build",
-        )
-        result = build_wheel(request, context.runner, context.progress)
-        wheel = repack(result.path, context.folder / "wheels", epoch=epoch, extra_dist_info={})
-        findings = judge_kernels(result.kernels, kernels)
-        built.append(
-            {
-                "path": f"wheels/{wheel.name}",
-                "sha256": sha256_file(wheel),
-                "size": wheel.stat().st_size,
-                "command": list(result.command),
-                "environment": dict(result.environment),
-                "isolation": _isolation(result.isolation),
-                "kernels": {
-                    "built": {name: list(targets) for name, targets in result.kernels.built},
-                    "not_built": dict(result.kernels.not_built),
-                    "findings": [asdict(finding) for finding in findings],
-                },
-                "log": f"logs/{log.name}",
-            }
-        )
+    tree = context.earlier("prefetch") / "source"
+    subjects = [
+        _build(context, environment, tree, "main", recipe.wheel.environment, recipe.cuda.kernel),
+        _build(context, environment, probe, "cuda-probe", _probe_environment(recipe), ()),
+    ]
     shutil.rmtree(scratch)
-    return Outcome({"subjects": built}, (context.folder / "wheels", context.folder / "logs"))
+    return Outcome({"subjects": subjects}, (context.folder / "wheels", logs))
+
+
+def _build(
+    context: Context,
+    environment: Environment,
+    source: Path,
+    name: str,
+    variables: Mapping[str, str],
+    kernels: Sequence[Kernel],
+) -> dict[str, Any]:
+    from cufallback.wheel.builder import BuildRequest, build_wheel
+    from cufallback.wheel.buildlog import judge_kernels
+    from cufallback.wheel.normalize import repack
+
+    scratch, log = context.folder / "scratch", context.folder / "logs" / f"{name}.log"
+    epoch = context.plan.pinned().source.epoch
+    request = BuildRequest(
+        source=source,
+        environment=environment,
+        output=scratch / "built" / name,
+        build_environment=variables,
+        epoch=epoch,
+        jobs=context.plan.recipe.builder.jobs,
+        log=log,
+        scratch=scratch / "build",
+    )
+    built = build_wheel(request, context.runner, context.progress)
+    wheel = repack(built.path, context.folder / "wheels", epoch=epoch, extra_dist_info={})
+    isolated = built.isolation.kind != "none"
+    return {
+        "path": f"wheels/{wheel.name}",
+        "sha256": sha256_file(wheel),
+        "size": wheel.stat().st_size,
+        "command": list(built.command),
+        "environment": dict(built.environment),
+        "isolation": {
+            "status": "passed" if isolated else "warned",
+            "statement": built.isolation.statement,
+            "interfaces": list(built.isolation.interfaces),
+        },
+        "kernels": {
+            "built": {family: list(targets) for family, targets in built.kernels.built},
+            "not_built": [list(row) for row in built.kernels.not_built],
+            "findings": [asdict(finding) for finding in judge_kernels(built.kernels, kernels)],
+        },
+        "log": f"logs/{log.name}",
+    }
 
 
 def inspect(context: Context) -> Outcome:
     """Read from the wheels what they really are and hold it against the recipe."""
     subjects = context.result("wheels")["subjects"]
-    paths = [context.earlier("wheels") / subject["path"] for subject in subjects]
-    inspections = _inspect(paths, context.plan.recipe)
-    findings = [
-        (wheel["file"], finding)
-        for wheel, subject in zip(inspections, subjects, strict=True)
-        for finding in [*wheel["findings"], *subject["kernels"]["findings"]]
-    ]
+    inspections = inspect_wheels(
+        [context.earlier("wheels") / subject["path"] for subject in subjects], context.plan.recipe
+    )
     failed = [
-        f"{wheel}: {finding['what']}: {finding['why']}" for wheel, finding in findings if finding["status"] == "failed"
+        f"{wheel['file']}: {finding['what']}: {finding['why']}"
+        for wheel, subject in zip(inspections, subjects, strict=True)
+        for finding in (*wheel["findings"], *subject["kernels"]["findings"])
+        if finding["status"] == "failed"
     ]
     if failed:
         raise InspectionError(
@@ -214,49 +298,73 @@ def inspect(context: Context) -> Outcome:
     return Outcome({"inspection": inspections}, (document,))
 
 
-def inspect_subjects(folder: Path, record: Record) -> list[dict[str, Any]]:
-    """Inspect the wheels of a build folder by the recipe that lies in it; what ``inspect`` wrote should come out.
+def inspect_wheels(paths: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]]:
+    """Inspect the main wheel and the cuda-probe of a build by its recipe.
 
     Raises:
         PayloadError: a wheel cannot be read.
-        RecipeError: the recipe in the folder cannot be read.
     """
-    return _inspect([folder / subject.path for subject in record.subjects], parse_recipe(folder / record.recipe.path))
-
-
-def _inspect(paths: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]]:
+    from cufallback.cuda.questions import isa_of
+    from cufallback.cuda.versions import Architecture
     from cufallback.wheel.audit import expectation_of, probe_expectation_of
     from cufallback.wheel.inspect import inspect_wheel
 
     main, probe = paths
+    ptx = ((Architecture.parse(PROBE_PTX), isa_of(recipe.cuda.toolkit.rpartition(".")[0])),)
     return [
         inspect_wheel(main, expectation=expectation_of(recipe)).to_json(),
-        inspect_wheel(probe, expectation=probe_expectation_of(recipe)).to_json(),
+        inspect_wheel(probe, expectation=probe_expectation_of(recipe, ptx=ptx, extensions=PROBE)).to_json(),
     ]
 
 
 def record(context: Context) -> Outcome:
-    """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and write its record."""
-    from cufallback.deps.pylock import render_pylock
+    """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and verify it."""
+    from cufallback.record import write_record
+    from cufallback.verify import verify
 
-    plan, recipe = context.plan, context.plan.recipe
     with replaced_folder(context.dist) as folder:
         for name in ("wheels", "logs"):
             shutil.copytree(context.earlier("wheels") / name, folder / name)
-        inputs = folder / "inputs"
-        inputs.mkdir()
-        shutil.copyfile(context.recipe_file, inputs / f"{recipe.name}.toml")
-        for name in LOCK_FILES:
-            shutil.copyfile(lock_folder(recipe.name) / name, inputs / name)
-        write_json(folder / PLAN, plan.to_json())
-        write_json(folder / INSPECTION, context.result("inspect")["inspection"])
-        write_atomic(folder / PYLOCK, render_pylock().encode())
-        made = Record.model_validate({})
-        write_json(folder / RECORD, made.to_json())
-        sums = checksum_lines(made.files, sha256_file(folder / RECORD))
-        write_atomic(folder / SUMS, sums.encode())
-    verification = verify(context.dist)
-    return Outcome({"folder": str(context.dist)}, (context.dist,))
+        write_record(
+            folder,
+            plan=context.plan,
+            results={name: state.result for name, state in context.states.items()},
+            stages=_stage_entries(context),
+        )
+        verification = verify(folder)
+        if not verification.passed:
+            faults = "; ".join(
+                f"{check.what}: {check.why}" for check in verification.checks if check.status == "failed"
+            )
+            raise RecordError(f"the new record does not verify: {faults}", remedy="run again", where=str(folder))
+    return Outcome({}, (context.dist,))
 
 
-def _pinned(locks: Locks) -> Any: ...
+def _stage_entries(context: Context) -> list[dict[str, Any]]:
+    """Return how each stage ended so far; this one, which writes the record, is the last and not in it."""
+    from cufallback.record import timestamp
+
+    ran = [
+        {
+            "name": state.stage,
+            "status": "passed",
+            "why": "",
+            "started": timestamp(state.started),
+            "finished": timestamp(state.finished),
+            "seconds": round(state.finished - state.started, 1),
+        }
+        for state in context.states.values()
+    ]
+    skipped = [
+        {"name": name, "status": "not_run", "why": why, "started": None, "finished": None, "seconds": None}
+        for name, why in _NOT_RUN.items()
+    ]
+    return ran + skipped
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("prefetch", "fetch and verify sources and distributions", prefetch),
+    Stage("wheels", "build without network", wheels),
+    Stage("inspect", "read what the wheels really are", inspect),
+    Stage("record", "write and verify the record", record),
+)

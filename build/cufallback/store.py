@@ -127,6 +127,29 @@ def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def replaced_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of ``target`` when the block ends well; else nothing changes.
+
+    Raises:
+        WorkspaceError: the parent folder cannot be written.
+    """
+    partial, old = (target.with_name(f".{target.name}.{what}") for what in ("partial", "old"))
+    with workspace_errors(target):
+        for leftover in (partial, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            if target.exists():
+                target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 class Store:
     """Content-addressed files under ``root``: ``<root>/<2 hex>/<64 hex>``, read-only, written once."""
 

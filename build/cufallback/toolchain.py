@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +62,7 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
     A recipe with a builder image takes its toolchain from that image and never from the host: for it the
     toolchain is None until the image's own is locked.
     """
-    needs = [_tool("uv", _version_of(("uv", "--version"), runner), "pip install uv")]
+    needs = [_tool("uv", _version_of((_uv_or_name(), "--version"), runner), "python3 -m pip install uv")]
     if isinstance(recipe.source, GitSource):
         needs.append(_tool("git", _version_of(("git", "--version"), runner), "install git with the system's packages"))
     if recipe.builder.image is not None:
@@ -112,31 +112,35 @@ def probe_machine(recipe: Recipe, work: Path) -> tuple[Need, ...]:
     return tuple(needs)
 
 
-def probe_network(urls: Sequence[str]) -> tuple[Need, ...]:
-    """Try a TCP connection to the host of each URL, all at once and for less than a second.
+def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
+    """Try a TCP connection to each server, all at once and for less than a second.
 
     Behind a proxy nothing is tried, since a direct connection says nothing there.
+
+    Args:
+        servers: what to call each, and its URL.
     """
     proxied = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
 
-    def reach(url: str) -> Need:
-        parts = urlsplit(url)
-        what, host = f"network: {parts.hostname}", parts.hostname or ""
+    def reach(server: tuple[str, str]) -> Need:
+        what, parts = f"network: {server[0]}", urlsplit(server[1])
+        host = parts.hostname or ""
         if parts.scheme == "file":
-            return Need(f"folder: {parts.path}", "readable", "a local folder", "ok")
+            return Need(what, "reachable", "a local folder", "ok")
         if proxied:
             return Need(what, "reachable", "a proxy is set", "not checked")
         try:
             port = parts.port or {"http": 80, "ssh": 22}.get(parts.scheme, 443)
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
         except OSError as error:
-            remedy = f"open the way to {host}, set a proxy, or point CUFALLBACK_FIND_LINKS at a folder with its files"
+            # Only indexes have a stand-in; their names are the recipe's, a Git server's is its host.
+            mirror = "" if server[0] == host else "; or point CUFALLBACK_FIND_LINKS at a folder with its files"
+            remedy = f"open the way to {host} or set HTTPS_PROXY{mirror}"
             return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
         return Need(what, "reachable", "reachable", "ok")
 
-    hosts = {urlsplit(url).netloc or url: url for url in urls}
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return tuple(pool.map(reach, hosts.values()))
+        return tuple(pool.map(reach, servers.items()))
 
 
 def require(needs: Sequence[Need]) -> None:
@@ -152,6 +156,15 @@ def require(needs: Sequence[Need]) -> None:
             + "\n  ".join(f"{need.what}: wanted {need.wanted}, found {need.found}" for need in missing),
             remedy="; ".join(dict.fromkeys(need.remedy for need in missing)),
         )
+
+
+def _uv_or_name() -> Path:
+    from cufallback.wheel.environment import find_uv
+
+    try:
+        return find_uv()
+    except ToolchainError:
+        return Path("uv")
 
 
 def _amount(what: str, wanted_gib: int, found_gib: float, remedy: str) -> Need:

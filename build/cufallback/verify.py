@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cufallback.errors import PayloadError, RecordError
+from cufallback.errors import CufallbackError, PayloadError, RecipeError
 from cufallback.record import INSPECTION, PLAN, PYLOCK, RECORD, SUMS, Record, checksum_lines, files_below, read_record
 from cufallback.store import canonical_json, sha256_bytes, sha256_file
 
@@ -139,7 +140,7 @@ def _inputs(folder: Path, record: Record) -> Iterator[Check]:
 
 def _subjects(folder: Path, record: Record) -> Iterator[Check]:
     """Each subject is a listed file and each wheel a subject; each wheel's own RECORD holds."""
-    from cufallback.wheel.normalize import check_record
+    from cufallback.wheel.normalize import repack
 
     known = {file.path: file for file in record.files}
     wheels = {path for path in known if path.endswith(".whl")}
@@ -152,12 +153,17 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
             yield Check(f"subject {subject.path}", "failed", "the subject and the file list of the record differ")
             continue
         try:
-            check_record(folder / subject.path)
-        except (PayloadError, OSError) as error:
-            reason = error.reason if isinstance(error, PayloadError) else str(error.strerror)
-            yield Check(f"subject {subject.path}", "failed", reason)
+            with tempfile.TemporaryDirectory() as scratch:
+                # Repacking reads every member against the wheel's own RECORD.
+                again = repack(folder / subject.path, Path(scratch), epoch=record.source.epoch, extra_dist_info={})
+                same = sha256_file(again) == subject.sha256
+        except CufallbackError as error:
+            yield Check(f"subject {subject.path}", "failed", error.reason)
         else:
-            yield Check(f"subject {subject.path}", "passed", "every member has the digest in the wheel's own RECORD")
+            why = (
+                "its RECORD holds, and repacking it gives the same bytes" if same else "repacking it gives other bytes"
+            )
+            yield Check(f"subject {subject.path}", "passed" if same else "failed", why)
         if subject.log not in known:
             yield Check(f"log {subject.log}", "failed", "the build log is not here")
     contracts = record.source.contracts
@@ -167,7 +173,8 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
 
 def _inspection(folder: Path, record: Record) -> Iterator[Check]:
     """inspection.json equals the record's, no finding failed, and inspecting the wheels again says the same."""
-    from cufallback.stages import inspect_subjects
+    from cufallback.recipe import parse_recipe
+    from cufallback.stages import inspect_wheels
 
     document, fault = _read(folder, INSPECTION, json.loads)
     if fault:
@@ -183,9 +190,11 @@ def _inspection(folder: Path, record: Record) -> Iterator[Check]:
     ]
     yield Check("inspection findings", "failed" if failed else "passed", "; ".join(failed) or "none failed")
     try:
-        again = inspect_subjects(folder, record)
-    except (PayloadError, RecordError) as error:
-        yield Check("inspection repeated", "failed", error.reason)
+        paths = [folder / subject.path for subject in record.subjects]
+        again = inspect_wheels(paths, parse_recipe(folder / record.recipe.path))
+    except (PayloadError, RecipeError, ValueError) as error:
+        reason = error.reason if isinstance(error, CufallbackError) else str(error)
+        yield Check("inspection repeated", "failed", reason)
         return
     same = again == record.inspection
     yield Check(
@@ -211,8 +220,9 @@ def _pylock(folder: Path, record: Record) -> Iterator[Check]:
         yield Check(PYLOCK, "failed", f"not a valid PEP 751 lock: {error}")
         return
     locked = sorted((str(package.name), str(package.version)) for package in lock.packages)
-    runtime = sorted((item.name, item.version) for item in record.distributions if "runtime" in item.used_for)
-    same = locked == runtime
+    named = [(item.name, item.version) for item in record.distributions if "runtime" in item.used_for]
+    named += [(wheel["name"], wheel["version"]) for wheel in record.inspection]
+    same = locked == sorted(named)
     yield Check(PYLOCK, "passed" if same else "failed", f"a valid PEP 751 lock; it and the record {_agree(same)}")
 
 
@@ -223,7 +233,7 @@ def _stages(_folder: Path, record: Record) -> Iterator[Check]:
             yield Check(f"stage {stage.name}", "not_run", stage.why)
     for subject in record.subjects:
         if subject.isolation.status != "passed":
-            yield Check(f"isolation of {subject.path}", "not_run", f"network: not isolated: {subject.isolation.why}")
+            yield Check(f"isolation of {subject.path}", "not_run", f"{subject.isolation.statement}")
     if record.source.commit and record.source.commit.status == "quoted":
         yield Check("source commit", "not_run", f"quoted, not verified: {record.source.commit.source}")
     yield Check("signatures", "not_run", "this build carries none")

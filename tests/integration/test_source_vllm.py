@@ -22,7 +22,10 @@ from cufallback.source.edit import apply_rewrites
 from cufallback.source.harvest import harvest
 from cufallback.source.harvested import Harvested
 from cufallback.source.lock import compare, lock_sources, require_locked
+from cufallback.source.tree import Checkout
 from cufallback.store import tree_digest
+
+TREE = Checkout("sdist", None, "a" * 64, 1786406400, "a" * 64)
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
@@ -190,7 +193,9 @@ def test_one_more_fetch_in_the_tree_is_found_by_name(extracted: Fixture, tmp_pat
     tree = tmp_path / "tree"
     shutil.copytree(extracted("0.27.1"), tree, ignore=shutil.ignore_patterns("vllm", "tests", "docs"))
     rows = harvest(tree)
-    lock = lock_sources(rows, None, recipe="r", unused=[], scratch=tmp_path / "scratch", progress=Silent())
+    lock = lock_sources(
+        rows, None, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "scratch", progress=Silent()
+    )
     assert {difference.kind for difference in compare(rows, lock, [])} == {"mutable"}
 
     cmake = tree / "CMakeLists.txt"
@@ -203,7 +208,13 @@ def test_one_more_fetch_in_the_tree_is_found_by_name(extracted: Fixture, tmp_pat
 def test_the_rehearsal_fetches_nothing(source: SdistSource, harvested: Harvest, tmp_path: Path) -> None:
     rows = harvested("0.27.1")
     lock = lock_sources(
-        rows, None, recipe="rehearsal", unused=source.unused, scratch=tmp_path / "scratch", progress=Silent()
+        rows,
+        None,
+        recipe="rehearsal",
+        checkout=TREE,
+        unused=source.unused,
+        scratch=tmp_path / "scratch",
+        progress=Silent(),
     )
     require_locked(rows, lock, source.unused)
     assert len(lock.sources) == len(rows), "unused sources are listed all the same"

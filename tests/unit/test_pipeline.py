@@ -103,9 +103,7 @@ def test_a_damaged_output_is_redone_and_later_stages_stand(
 
 
 @pytest.mark.parametrize("damage", ["{", '{"stage": 1}', ""])
-def test_a_damaged_state_file_counts_as_unfinished(
-    cook: Callable[..., list[str]], tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_state_file_counts_as_unfinished(cook: Callable[..., list[str]], tmp_path: Path, damage: str) -> None:
     cook()
     (tmp_path / "work" / "work" / ("a" * 16) / "first" / STATE_FILE).write_text(damage)
     assert cook() == ["first"]

@@ -20,11 +20,13 @@ from cufallback.source.lock import (
     render_source_lock,
     require_locked,
 )
+from cufallback.source.tree import Checkout
 
 ID = "0123456789" * 4
 OTHER = "abcdef0123" * 4
 SHA = "a" * 64
 WHY = "it is only a test"
+TREE = Checkout("sdist", None, SHA, 1786406400, SHA)
 
 
 class Heard(Silent):
@@ -44,12 +46,14 @@ FILE = Harvested("docker/Dockerfile:x.tgz", "download", "https://h/x-${ARCH}.tgz
 
 def locked(tmp_path: Path, *rows: Harvested, previous: SourceLock | None = None, unused: str = "") -> SourceLock:
     named = [Unused(name=unused, why=WHY)] if unused else []
-    return lock_sources(rows, previous, recipe="r", unused=named, scratch=tmp_path / "scratch", progress=Silent())
+    return lock_sources(
+        rows, previous, recipe="r", checkout=TREE, unused=named, scratch=tmp_path / "scratch", progress=Silent()
+    )
 
 
 def with_pin(lock: SourceLock, name: str, **pin: str) -> SourceLock:
     sources = (replace(source, **pin) if source.name == name else source for source in lock.sources)
-    return SourceLock(lock.recipe, tuple(sources))
+    return replace(lock, sources=tuple(sources))
 
 
 def test_written_and_read_back(tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ def test_unused_sources_need_no_pin(tmp_path: Path, glob: str) -> None:
     lock = locked(tmp_path, TAGGED, unused=glob)
     unused = [Unused(name=glob, why=WHY)]
     assert compare([TAGGED], lock, unused) == ()
-    assert compare([TAGGED], SourceLock("r", ()), unused) == ()
+    assert compare([TAGGED], SourceLock("r", (), SHA, TREE.epoch), unused) == ()
     assert compare([], lock, unused) == ()
     assert compare([TAGGED], lock, [])[0].kind == "mutable"
 
@@ -158,9 +162,17 @@ def test_a_known_pin_stays_and_a_new_request_gets_a_new_one(tmp_path: Path, upst
     url, tagged, head = upstream
     row = replace(TAGGED, url=url)
     previous = with_pin(locked(tmp_path, row), "tagged", commit=OTHER)
-    again = lock_sources([row], previous, recipe="r", unused=[], scratch=tmp_path / "two", progress=Silent())
+    again = lock_sources(
+        [row], previous, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "two", progress=Silent()
+    )
     moved = lock_sources(
-        [replace(row, ref="main")], previous, recipe="r", unused=[], scratch=tmp_path / "three", progress=Silent()
+        [replace(row, ref="main")],
+        previous,
+        recipe="r",
+        checkout=TREE,
+        unused=[],
+        scratch=tmp_path / "three",
+        progress=Silent(),
     )
     assert [again.sources[0].commit, moved.sources[0].commit] == [OTHER, head]
     assert previous.sources[0].commit != tagged
@@ -180,7 +192,7 @@ def test_what_cannot_be_resolved_stays_empty_and_is_said(
 ) -> None:
     heard = Heard()
     here = row if row is TAGGED else replace(row, url=upstream[0])
-    lock = lock_sources([here], None, recipe="r", unused=[], scratch=tmp_path / "s", progress=heard)
+    lock = lock_sources([here], None, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "s", progress=heard)
     assert lock.sources[0].commit is None
     assert any(said in line for line in heard.lines)
     assert compare([here], lock, [])[0].kind == "mutable"
@@ -189,7 +201,7 @@ def test_what_cannot_be_resolved_stays_empty_and_is_said(
 def test_a_dead_host_is_asked_once(tmp_path: Path) -> None:
     heard = Heard()
     rows = [TAGGED, replace(TAGGED, name="again")]
-    lock_sources(rows, None, recipe="r", unused=[], scratch=tmp_path / "s", progress=heard)
+    lock_sources(rows, None, recipe="r", checkout=TREE, unused=[], scratch=tmp_path / "s", progress=heard)
     assert len(list((tmp_path / "s").iterdir())) == 1
     assert len(heard.lines) == 2
 
@@ -202,6 +214,8 @@ def test_unused_sources_are_not_asked_for(tmp_path: Path) -> None:
 GOOD = f"""\
 schema = 1
 recipe = "r"
+tree_sha256 = "{SHA}"
+epoch = 1786406400
 
 [[source]]
 name = "lib"
@@ -217,6 +231,10 @@ BAD: dict[str, tuple[str, str, str]] = {
     "no TOML": ("ref =", "ref", "not valid TOML"),
     "other schema": ("schema = 1", "schema = 2", "schema is 2"),
     "other recipe": ('recipe = "r"', 'recipe = "q"', "lock of recipe 'q', not of 'r'"),
+    "short tree digest": (SHA, SHA[1:], "tree_sha256 is no full sha256"),
+    "no epoch": ("epoch = 1786406400\n", "", "epoch must be seconds"),
+    "epoch before 1980": ("1786406400", "7", "epoch must be seconds"),
+    "epoch no number": ("1786406400", "true", "epoch must be seconds"),
     "short commit": (ID, ID[:39], "is no full commit"),
     "no commit but a number": (f'"{ID}"', "7", "must be a text"),
     "missing url": ('url = "https://h/lib"\n', "", "url: is missing"),

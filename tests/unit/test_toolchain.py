@@ -54,13 +54,15 @@ def test_a_closed_port_is_missing_and_an_open_one_is_ok(monkeypatch: pytest.Monk
         closed.close()
         by_port = {
             need.state
-            for need in probe_network([f"https://127.0.0.1:{open_port}/simple", f"https://127.0.0.1:{closed_port}/x"])
+            for need in probe_network(
+                {"open": f"https://127.0.0.1:{open_port}/simple", "closed": f"https://127.0.0.1:{closed_port}/x"}
+            )
         }
     assert by_port == {"ok", "missing"}
-    assert probe_network([tmp_path.as_uri()])[0].state == "ok"
+    assert probe_network({"folder": tmp_path.as_uri()})[0].state == "ok"
 
 
 def test_behind_a_proxy_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    (need,) = probe_network(["https://index.invalid/simple"])
+    (need,) = probe_network({"the default index": "https://index.invalid/simple"})
     assert (need.state, need.found) == ("not checked", "a proxy is set")

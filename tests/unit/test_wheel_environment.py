@@ -65,7 +65,7 @@ def test_it_holds_what_the_lock_names_and_nothing_else(
     assert environment.folder == folder
     assert environment.base_prefix == Path(sys.base_prefix).resolve()
     assert environment.base_executable.is_relative_to(environment.base_prefix)
-    assert sorted(path.name for path in folder.parent.iterdir() if path.name.startswith(folder.name)) == [folder.name]
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir() and path != wheelhouse] == [folder.name]
     assert not (folder / "leftover").exists()
     assert "demo==1.0" in (tmp_path / "environment.log").read_text()
 

@@ -121,7 +121,7 @@ def environment(tmp_path: Path) -> Environment:
     (folder / "bin/python").symlink_to(executable)
     (folder / "bin/tool").write_text("#!/bin/sh\n")
     (folder / "pyvenv.cfg").write_text(f"home = {prefix}/bin\nversion_info = 3.11.7\n")
-    return Environment(folder / "bin/python", folder, prefix, executable)
+    return Environment(folder / "bin/python", folder, prefix, executable, prefix / "include/python3.11")
 
 
 def test_the_fixed_folder_holds_copies_and_is_emptied(fixed: Path, environment: Environment, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cufallback.deps.surgery import Operated
 from cufallback.download import default_index
 from cufallback.errors import CommandError, LockError
 from cufallback.process import Runner
-from cufallback.recipe import Index, Recipe
+from cufallback.recipe import Recipe
 from cufallback.store import write_atomic
 from cufallback.wheel.environment import find_uv
 
@@ -177,7 +177,7 @@ def second_opinion(
     Raises:
         LockError: this Python is not the recipe's, or pip-tools finds no resolution.
     """
-    running = "%d.%d" % sys.version_info[:2]
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running != recipe.python.version:
         raise LockError(
             f"pip-tools resolves for the Python that runs it, {running}, not for {recipe.python.version}",

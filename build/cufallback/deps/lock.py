@@ -102,7 +102,7 @@ def _one_file_each(resolution: Resolution, recipe: Recipe, mirrors: Sequence[Pat
     it is the same whether an index or a mirror of some of its files was asked.
     """
     target = target_of(recipe)
-    index = {canonicalize_name(name): row.url for row in recipe.deps.index for name in row.packages}
+    index: dict[str, str] = {canonicalize_name(name): row.url for row in recipe.deps.index for name in row.packages}
     with index_client() as client, ThreadPoolExecutor(max_workers=8) as pool:
 
         def choose(item: tuple[str, str]) -> LockedDistribution:
@@ -140,7 +140,7 @@ def _same(one: str, other: str) -> bool:
 def _in_mirrors(name: str, version: str, mirrors: Sequence[Path]) -> dict[str, str]:
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    found = {}
+    found: dict[str, str] = {}
     for folder in mirrors:
         for path in sorted(folder.glob("*.whl")):
             try:

@@ -1,4 +1,4 @@
-"""The dependency lock: a requirements file with exactly one hashed file per distribution, and a header that binds it."""
+"""The dependency lock: a requirements file with one hashed wheel per distribution, and a header that binds it."""
 
 from __future__ import annotations
 

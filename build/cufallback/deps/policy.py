@@ -55,14 +55,14 @@ def violations(closure: Sequence[Resolved], bans: Sequence[Ban]) -> tuple[tuple[
     Returns:
         What is banned, and what only an exception lets pass.
     """
-    by_name = {canonicalize_name(item.name): item for item in closure}
+    by_name: dict[str, Resolved] = {canonicalize_name(item.name): item for item in closure}
     found: list[Violation] = []
     allowed: list[Allowed] = []
     for name, item in by_name.items():
         for ban in bans:
             if not _caught(name, item.version, ban):
                 continue
-            if name in map(canonicalize_name, ban.allow):
+            if name in {str(canonicalize_name(allow)) for allow in ban.allow}:
                 allowed.append(Allowed(name, item.version, ban.why))
             else:
                 found.append(Violation(name, item.version, ban.why, _chain(name, by_name)))

@@ -49,7 +49,7 @@ def render_pylock(entries: Sequence[Entry], recipe: Recipe) -> str:
         ],
     )
     lock.validate()
-    return _toml(lock.to_dict())
+    return _toml(dict(lock.to_dict()))
 
 
 def _toml(data: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from cufallback.progress import Progress
 from cufallback.recipe import Unused, line_of
 from cufallback.source.gitrepo import Repository
 from cufallback.source.harvested import GIT_KINDS, Harvested
+from cufallback.source.tree import EARLIEST_EPOCH, Checkout
 
 SCHEMA_VERSION = 1
 
@@ -50,6 +51,11 @@ class LockedSource:
         return (self.name, self.when)
 
     @property
+    def label(self) -> str:
+        """Name and condition, for a reader."""
+        return f"{self.name} when {self.when}" if self.when else self.name
+
+    @property
     def pinned(self) -> bool:
         """Whether a commit or a digest fixes the bytes."""
         return bool(self.commit if self.kind in GIT_KINDS else self.sha256)
@@ -57,10 +63,19 @@ class LockedSource:
 
 @dataclass(frozen=True)
 class SourceLock:
-    """The source lock of one recipe."""
+    """The source lock of one recipe.
+
+    Args:
+        recipe: its name.
+        sources: what the edited tree would fetch.
+        tree_sha256: :func:`cufallback.store.tree_digest` of the tree as it was fetched, before any edit.
+        epoch: its SOURCE_DATE_EPOCH in seconds since 1970: commit time, or the newest member of an sdist.
+    """
 
     recipe: str
     sources: tuple[LockedSource, ...]
+    tree_sha256: str
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,7 @@ def lock_sources(
     previous: SourceLock | None,
     *,
     recipe: str,
+    checkout: Checkout,
     unused: Sequence[Unused],
     scratch: Path,
     progress: Progress,
@@ -100,6 +116,7 @@ def lock_sources(
         harvested: what the tree asks for.
         previous: the lock so far, if any.
         recipe: the recipe's name.
+        checkout: the verified tree as it was fetched.
         unused: the recipe's ``[[source.unused]]``.
         scratch: folder that does not exist yet, for the repository that asks; the caller removes it.
         progress: where to report.
@@ -112,12 +129,12 @@ def lock_sources(
         old = known.get(row.key)
         if old is not None and (old.kind, old.url, old.ref) == (row.kind, row.url, row.ref):
             commit, sha256 = commit or old.commit, sha256 or old.sha256
-        if row.kind in GIT_KINDS and commit is None and not _is_unused(row, unused):
+        if row.kind in GIT_KINDS and commit is None and unused_reason(row, unused) is None:
             commit = resolver.commit_of(row)
         sources.append(
             LockedSource(row.name, row.kind, row.url, row.ref, commit, sha256, row.submodules, row.when, row.asked_by)
         )
-    return SourceLock(recipe, tuple(sources))
+    return SourceLock(recipe, tuple(sources), checkout.tree_sha256, checkout.epoch)
 
 
 class _Resolver:
@@ -151,9 +168,12 @@ class _Resolver:
         return refs[0].commit
 
 
-def _is_unused(row: Harvested | LockedSource, unused: Sequence[Unused]) -> bool:
-    label = f"{row.name} when {row.when}" if row.when else row.name
-    return any(fnmatchcase(name, entry.name) for entry in unused for name in (row.name, label))
+def unused_reason(row: Harvested | LockedSource, unused: Sequence[Unused]) -> str | None:
+    """Return why the recipe says that this source is not used, or None when it is."""
+    for entry in unused:
+        if any(fnmatchcase(name, entry.name) for name in (row.name, row.label)):
+            return entry.why
+    return None
 
 
 def compare(
@@ -166,7 +186,7 @@ def compare(
     locked = {source.key: source for source in lock.sources}
     differences = []
     for row in harvested:
-        if _is_unused(row, unused):
+        if unused_reason(row, unused) is not None:
             locked.pop(row.key, None)
             continue
         entry = locked.pop(row.key, None)
@@ -181,7 +201,7 @@ def compare(
             detail = f"{what} can change at any time, and the lock has no {pin}"
             differences.append(HarvestDifference("mutable", row.label, row.asked_by, detail))
     for entry in locked.values():
-        if not _is_unused(entry, unused):
+        if unused_reason(entry, unused) is None:
             label = f"{entry.name} when {entry.when}" if entry.when else entry.name
             detail = "is locked, but the tree asks for it no more"
             differences.append(HarvestDifference("vanished", label, entry.asked_by, detail))
@@ -224,7 +244,10 @@ def require_locked(harvested: Sequence[Harvested], lock: SourceLock, unused: Seq
 
 def render_source_lock(lock: SourceLock) -> str:
     """Return the lock as TOML text; equal locks give equal text."""
-    parts = [f"{_HEADER}schema = {SCHEMA_VERSION}\nrecipe = {_string(lock.recipe)}\n"]
+    parts = [
+        f"{_HEADER}schema = {SCHEMA_VERSION}\nrecipe = {_string(lock.recipe)}\n"
+        f"tree_sha256 = {_string(lock.tree_sha256)}\nepoch = {lock.epoch}\n"
+    ]
     for source in lock.sources:
         lines = ["[[source]]", f"name = {_string(source.name)}"]
         if source.when:
@@ -253,26 +276,40 @@ def load_source_lock(path: Path, recipe: str) -> SourceLock:
     Raises:
         LockError: missing, unreadable, of another recipe or schema, or not of the right shape; with the line.
     """
-    remedy = f"run `cufallback lock --recipe {recipe}` to write it anew, and review the change"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise LockError("there is no source lock", remedy=remedy, where=str(path)) from error
+        raise LockError("there is no source lock", remedy=_remedy(recipe), where=str(path)) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"cannot be read: {error}", remedy=remedy, where=str(path)) from error
+        raise LockError(f"cannot be read: {error}", remedy=_remedy(recipe), where=str(path)) from error
+    return parse_source_lock(text, recipe, where=str(path))
+
+
+def _remedy(recipe: str) -> str:
+    return f"run `cufallback lock --recipe {recipe}` to write it anew, and review the change"
+
+
+def parse_source_lock(text: str, recipe: str, *, where: str) -> SourceLock:
+    """Read the text of a source lock; see :func:`load_source_lock`."""
+    remedy = _remedy(recipe)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise LockError(f"not valid TOML: {error}", remedy=remedy, where=str(path)) from error
+        raise LockError(f"not valid TOML: {error}", remedy=remedy, where=where) from error
 
     def fault(reason: str, *location: str | int) -> LockError:
-        return LockError(reason, remedy=remedy, where=f"{path}:{line_of(text, location)}")
+        return LockError(reason, remedy=remedy, where=f"{where}:{line_of(text, location)}")
 
     if data.get("schema") != SCHEMA_VERSION:
         raise fault(f"schema is {data.get('schema')!r}, this program reads {SCHEMA_VERSION}", "schema")
     if data.get("recipe") != recipe:
         raise fault(f"this is the lock of recipe {data.get('recipe')!r}, not of {recipe!r}", "recipe")
-    unknown = sorted(data.keys() - {"schema", "recipe", "source"})
+    tree_sha256, epoch = data.get("tree_sha256"), data.get("epoch")
+    if not isinstance(tree_sha256, str) or not _PIN["sha256"].fullmatch(tree_sha256):
+        raise fault(f"tree_sha256 is no full sha256: {tree_sha256!r}", "tree_sha256")
+    if type(epoch) is not int or epoch < EARLIEST_EPOCH:
+        raise fault(f"epoch must be seconds since 1970, from {EARLIEST_EPOCH} (1980) on: {epoch!r}", "epoch")
+    unknown = sorted(data.keys() - {"schema", "recipe", "tree_sha256", "epoch", "source"})
     if unknown:
         raise fault(f"unknown key {unknown[0]!r}", unknown[0])
     entries = data.get("source", [])
@@ -294,7 +331,7 @@ def load_source_lock(path: Path, recipe: str) -> SourceLock:
         if source.key in {other.key for other in sources}:
             raise fault(f"source[{number}]: {source.name} is listed twice", "source", number)
         sources.append(source)
-    return SourceLock(recipe, tuple(sources))
+    return SourceLock(recipe, tuple(sources), tree_sha256, epoch)
 
 
 def _problem(entry: dict[str, Any]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from cufallback.errors import BuildError
 from cufallback.process import Runner
 from cufallback.progress import Advance, Progress
+from cufallback.resources import PYTHON_CACHES
 from cufallback.store import tree_entries, workspace_errors
 from cufallback.wheel.buildlog import KernelReport, parse_build_log
 from cufallback.wheel.environment import Environment
@@ -20,6 +21,7 @@ from cufallback.wheel.isolate import (
     ENVIRONMENT,
     FIXED,
     OUTPUT,
+    PYTHON,
     SOURCE,
     TEMPORARY,
     Isolation,
@@ -168,18 +170,25 @@ def compiler_environment(given: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def build_variables(request: BuildRequest) -> dict[str, str]:
-    """Return the whole environment of the build."""
+    """Return the whole environment of the build: :func:`compiler_environment`, epoch, jobs, and one path map."""
     jobs = str(request.jobs or len(os.sched_getaffinity(0)))
+    given = dict(request.build_environment)
+    headers = request.environment.headers
+    # setuptools takes the include folder from the interpreter's Makefile: where it was installed when it was made.
+    if re.fullmatch(r"/[^\s=]+", str(headers)):
+        mapped = f"-ffile-prefix-map={headers}={PYTHON}/include/{headers.name}"
+        for name in ("CFLAGS", "CXXFLAGS"):
+            given[name] = f"{mapped} {given.get(name, '')}".strip()
     return {
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "MAX_JOBS": jobs,
         "SOURCE_DATE_EPOCH": str(max(request.epoch, ZIP_EPOCH)),
-        **compiler_environment(request.build_environment),
+        **compiler_environment(given),
     }
 
 
 def copy_source(source: Path, target: Path, *, epoch: int) -> None:
-    """Copy a tree with modes 0644 and 0755, every time set to ``epoch``; ``.git`` and ``__pycache__`` stay behind.
+    """Copy a tree with modes 0644 and 0755, every time set to ``epoch``; ``.git`` and Python's caches stay behind.
 
     Raises:
         BuildError: there is no tree.
@@ -188,9 +197,7 @@ def copy_source(source: Path, target: Path, *, epoch: int) -> None:
     if not source.is_dir():
         raise BuildError("there is no source tree", remedy="run the sources stage again", where=str(source))
     with workspace_errors(target):
-        for mode, name, path in tree_entries(source):
-            if "__pycache__" in Path(name).parts:
-                continue
+        for mode, name, path in tree_entries(source, ignore=PYTHON_CACHES):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             if mode == "120000":

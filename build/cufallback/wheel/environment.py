@@ -15,8 +15,9 @@ from cufallback.process import Runner
 from cufallback.store import workspace_errors
 
 _DESCRIBE = (
-    "import json,os,sys;print(json.dumps(["
-    "'%d.%d'%sys.version_info[:2],os.path.realpath(sys.base_prefix),os.path.realpath(sys._base_executable)]))"
+    "import json,os,sys,sysconfig;print(json.dumps(["
+    "'%d.%d'%sys.version_info[:2],os.path.realpath(sys.base_prefix),os.path.realpath(sys._base_executable),"
+    "sysconfig.get_config_var('INCLUDEPY') or '']))"
 )
 
 
@@ -24,13 +25,15 @@ _DESCRIBE = (
 class Environment:
     """A virtual environment: its interpreter and folder, and the installation that the interpreter belongs to.
 
-    ``base_executable`` is the real interpreter file, always below ``base_prefix``.
+    ``base_executable`` is the real interpreter file, always below ``base_prefix``. ``headers`` is the include
+    folder that the interpreter was compiled to name, wherever it lies now.
     """
 
     python: Path
     folder: Path
     base_prefix: Path
     base_executable: Path
+    headers: Path
 
 
 def find_interpreter(version: str, runner: Runner) -> Path:
@@ -76,14 +79,14 @@ def _candidates(version: str, runner: Runner) -> Iterator[Path]:
         yield Path(on_path)
 
 
-def _describe(python: Path, runner: Runner) -> tuple[str, Path, Path] | None:
-    """Return (version line, real base prefix, real base executable), or None when it does not run."""
+def _describe(python: Path, runner: Runner) -> tuple[str, Path, Path, Path] | None:
+    """Return (version line, real base prefix, real base executable, headers), or None when it does not run."""
     try:
         done = runner.run([python, "-I", "-c", _DESCRIBE], check=False, timeout=60)
-        version, prefix, executable = json.loads(done.output)
+        version, prefix, executable, headers = json.loads(done.output)
     except (CommandError, ValueError):
         return None
-    return str(version), Path(prefix), Path(executable)
+    return str(version), Path(prefix), Path(executable), Path(headers)
 
 
 def find_uv() -> Path:
@@ -188,11 +191,11 @@ def open_environment(folder: Path, runner: Runner) -> Environment:
     described = _describe(folder / "bin/python", runner)
     if described is None:
         raise BuildError("the build environment does not run", remedy="remove it and run again", where=str(folder))
-    _version, prefix, executable = described
+    _version, prefix, executable, headers = described
     if not executable.is_relative_to(prefix):
         raise BuildError(
             f"the interpreter {executable} lies outside its installation {prefix}",
             remedy="use another Python installation, such as one by `uv python install`",
             where=str(folder),
         )
-    return Environment(folder / "bin/python", folder, prefix, executable)
+    return Environment(folder / "bin/python", folder, prefix, executable, headers)
