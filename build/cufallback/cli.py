@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", choices=("uv", "pip-tools"), default="uv", help="pip-tools: compare as second opinion"
     )
 
-    verify = add("verify", _verify, "verify a build folder from disk alone")
-    verify.add_argument("folder", metavar="DIR", type=Path)
+    verify = add("verify", _verify, "verify build folders from disk alone")
+    verify.add_argument("folders", metavar="DIR", type=Path, nargs="+")
     add_json(verify)
 
     inspect = add("inspect", _inspect, "show what any wheel carries: libraries, architectures, PTX, minimum driver")
@@ -161,12 +161,13 @@ def _verify(options: argparse.Namespace) -> int:
     from cufallback.show import verification_text
     from cufallback.verify import verify
 
-    verification = verify(options.folder)
+    verifications = [verify(folder) for folder in options.folders]
     if options.json:
-        _print_json(verification.to_json())
+        values = [verification.to_json() for verification in verifications]
+        _print_json(values[0] if len(values) == 1 else values)
     else:
-        print(verification_text(verification))
-    return ExitCode.OK if verification.passed else ExitCode.VERIFY_FAILED
+        print("\n".join(map(verification_text, verifications)))
+    return ExitCode.OK if all(verification.passed for verification in verifications) else ExitCode.VERIFY_FAILED
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -51,20 +50,19 @@ class Plain:
         """See :meth:`Progress.bar`."""
         done = 0.0
         started = shown = time.monotonic()
-        lock = threading.Lock()  # downloads advance one bar from several threads
 
         def advance(amount: float) -> None:
             nonlocal done, shown
-            with lock:
-                done += amount
-                now = time.monotonic()
-                if now - shown >= self._EVERY:
-                    shown = now
-                    share = f" of {_amount(total, unit)}" if total else ""
-                    self.say(f"{title}: {_amount(done, unit)}{share}, {now - started:.0f} s")
+            done += amount
+            now = time.monotonic()
+            if now - shown >= self._EVERY:
+                shown = now
+                share = f" of {_amount(total, unit)}" if total else ""
+                self.say(f"{title}: {_amount(done, unit)}{share}, {now - started:.0f} s")
 
         yield advance
-        self.say(f"{title}: {_amount(done, unit)} in {time.monotonic() - started:.1f} s")
+        amount = f"{_amount(done, unit)} in " if done else ""
+        self.say(f"{title}: {amount}{time.monotonic() - started:.1f} s")
 
 
 class Rich:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 MASK = "[redacted]"
 
-# Whole words: a token is secret, TOKENIZERS_PARALLELISM and --max-tokens are not. A name starts where no name
-# character stands before it and ends where none follows, so that no line takes time by its length squared.
+# Whole words: a token is secret, TOKENIZERS_PARALLELISM and --max-tokens are not. A name starts only where no name
+# character stands before it, so that no line takes time by its length squared.
 _WORD = r"(?:token|secrets?|passw(?:or)?ds?|passphrase|credentials?|(?:api|access|private)[_-]?keys?)(?![a-z])"
-_NAME = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]++"
+_NAME = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]+"
 _VALUE = r"(?:(?<=\")(?:[^\"\\\n]|\\.)*|(?<=')[^'\n]*|[^\s\"',;&]+)"
 _SECRET_NAME = re.compile(rf"(?i)authorization|{_NAME}")
 _PATTERNS = (

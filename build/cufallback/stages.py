@@ -27,6 +27,7 @@ _NOT_RUN = {
 }
 # The PTX of the cuda-probe takes the JIT path that vLLM's Marlin kernels take on newer GPUs: compute_80.
 PROBE_PTX = "8.0"
+PROBE = ("cuda_probe.libcuda_probe",)
 
 
 def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
@@ -312,7 +313,7 @@ def inspect_wheels(paths: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]
     ptx = ((Architecture.parse(PROBE_PTX), isa_of(recipe.cuda.toolkit.rpartition(".")[0])),)
     return [
         inspect_wheel(main, expectation=expectation_of(recipe)).to_json(),
-        inspect_wheel(probe, expectation=probe_expectation_of(recipe, ptx=ptx)).to_json(),
+        inspect_wheel(probe, expectation=probe_expectation_of(recipe, ptx=ptx, extensions=PROBE)).to_json(),
     ]
 
 

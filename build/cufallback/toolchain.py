@@ -133,9 +133,9 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
             port = parts.port or {"http": 80, "ssh": 22}.get(parts.scheme, 443)
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
         except OSError as error:
-            remedy = (
-                f"open the way to {server[0]}, set a proxy, or point CUFALLBACK_FIND_LINKS at a folder with its files"
-            )
+            # Only indexes have a stand-in; their names are the recipe's, a Git server's is its host.
+            mirror = "" if server[0] == host else "; or point CUFALLBACK_FIND_LINKS at a folder with its files"
+            remedy = f"open the way to {host} or set HTTPS_PROXY{mirror}"
             return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
         return Need(what, "reachable", "reachable", "ok")
 

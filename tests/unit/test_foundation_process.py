@@ -123,6 +123,7 @@ def test_bytes_that_are_not_utf8_are_no_fault() -> None:
     assert runner.run(["printf", r"a\377b\n"]).output == "a\N{REPLACEMENT CHARACTER}b\n"
 
 
+@pytest.mark.timeout(60, method="thread")  # a child that is not ended can only be seen from outside
 def test_running_out_of_time_ends_the_program_and_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     started = time.monotonic()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -53,17 +52,6 @@ def test_work_that_fails_does_not_claim_to_have_ended(capsys: pytest.CaptureFixt
     with pytest.raises(OSError, match="gone"), Plain().bar("download", 4e6, "B"):
         raise OSError("gone")
     assert capsys.readouterr().err == ""
-
-
-def test_many_threads_may_advance_one_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool, Plain().bar("count", None, "files") as advance:
-            list(pool.map(lambda _: [advance(1) for _ in range(2000)], range(8)))
-    finally:
-        sys.setswitchinterval(interval)
-    assert capsys.readouterr().err.startswith("count: 16000 files")
 
 
 def test_titles_are_text_not_markup(monkeypatch: pytest.MonkeyPatch) -> None:
