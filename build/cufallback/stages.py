@@ -260,7 +260,11 @@ def _build(
         "sha256": sha256_file(wheel),
         "size": wheel.stat().st_size,
         "command": list(built.command),
-        "environment": dict(built.environment),
+        # Where this machine keeps its interpreter is mapped away from the bytes; it is nobody's business here either.
+        "environment": {
+            variable: value.replace(str(environment.headers), "PYTHON_HEADERS")
+            for variable, value in built.environment.items()
+        },
         "isolation": {
             "status": "passed" if isolated else "warned",
             "statement": built.isolation.statement,

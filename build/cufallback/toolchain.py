@@ -77,6 +77,7 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
         )
         return None, tuple(needs)
 
+    from cufallback.wheel.builder import DEFAULT_PATH
     from cufallback.wheel.environment import find_interpreter
 
     python: str | None = None
@@ -85,8 +86,10 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
         needs.append(Need("Python", recipe.python.version, python or "no version", "ok"))
     except ToolchainError as error:
         needs.append(Need("Python", recipe.python.version, error.reason, "missing", error.remedy))
-    compiler = _first_line(("g++", "--version"), runner)
-    linker = _first_line(("ld", "--version"), runner)
+    # As the build finds them, not as this shell does.
+    path = {"PATH": recipe.wheel.environment.get("PATH", DEFAULT_PATH), "LC_ALL": "C"}
+    compiler = _first_line(("g++", "--version"), runner, path)
+    linker = _first_line(("ld", "--version"), runner, path)
     needs.append(_tool("g++", _version_in(compiler), "install g++ with the system's packages"))
     if linker is None:
         needs.append(Need("ld", "any", "not found", "missing", "install binutils with the system's packages"))
@@ -181,9 +184,9 @@ def _tool(name: str, found: str | None, remedy: str) -> Need:
     return Need(name, wanted, found, "ok")
 
 
-def _first_line(argv: Sequence[str | Path], runner: Runner) -> str | None:
+def _first_line(argv: Sequence[str | Path], runner: Runner, environment: Mapping[str, str] | None = None) -> str | None:
     try:
-        lines = runner.run(argv, timeout=20).output.splitlines()
+        lines = runner.run(argv, env=environment, timeout=20).output.splitlines()
     except CommandError:
         return None
     return lines[0].strip() if lines else None
