@@ -26,7 +26,7 @@ def test_this_package_comes_from_this_checkout() -> None:
 def test_elsewhere_the_checkout_of_the_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert data_root() == CHECKOUT
-    assert lock_folder("rehearsal") == CHECKOUT / "locks/rehearsal"
+    assert lock_folder(recipe_files()["rehearsal"]) == CHECKOUT / "locks/rehearsal"
     assert {"rehearsal", "kimi-k3-cu129", "kimi-k3-0.27-cu129"} <= recipe_files().keys()
 
 

@@ -264,7 +264,7 @@ def test_the_line_of_a_fault_is_named(tmp_path: Path) -> None:
     path.write_text(GOOD + GOOD[GOOD.index("[[") :].replace('"lib"', '"other"').replace(ID, "short"))
     with pytest.raises(LockError) as caught:
         load_source_lock(path, "r")
-    assert caught.value.where == f"{path}:17"
+    assert caught.value.where == f"{path}:19"
 
 
 def test_a_name_listed_twice(tmp_path: Path) -> None:
