@@ -99,10 +99,9 @@ class _Nvrtc:
             self._library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None),
             "nvrtcCreateProgram",
         )
-        # Without a seed NVRTC names internal symbols by chance.
-        options = [f"--gpu-architecture={architecture}", f"--frandom-seed={architecture}"]
-        words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if self._library.nvrtcCompileProgram(program, len(options), words) != 0:
+        # No --frandom-seed: NVRTC needs one only for symbols with internal linkage, and the kernel has none.
+        words = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
+        if self._library.nvrtcCompileProgram(program, len(words), words) != 0:
             msg = f"NVRTC refuses {source.name} for {architecture}: {self._fetch(program, 'ProgramLog').decode()}"
             raise RuntimeError(msg)
         return self._fetch(program, kind)

@@ -36,7 +36,7 @@ from cufallback.process import LocalRunner
 from cufallback.progress import Silent
 from cufallback.wheel.builder import BuildRequest, build_wheel
 from cufallback.wheel.environment import Environment, open_environment
-from cufallback.wheel.isolate import FIXED, Isolation
+from cufallback.wheel.isolate import FIXED, Isolation, open_room
 
 __all__ = ["granted", "house"]
 pytestmark = [pytest.mark.network, pytest.mark.slow]
@@ -77,6 +77,23 @@ def test_folders_that_the_mounts_hide_change_nothing(
     environment = house(TINY).environment(below_var_tmp / "env")
     built = build(extension_project(below_var_tmp / "p"), environment, below_var_tmp, granted)
     assert built.path.read_bytes() == first_wheel
+
+
+def test_what_the_mounts_hide_stays_visible_if_the_build_needs_it(
+    environment: Environment, granted: Isolation, below_var_tmp: Path
+) -> None:
+    prefix = below_var_tmp / "interpreter"  # its libraries may be named by absolute paths
+    for name in ("interpreter/lib", "other", "scratch"):
+        (below_var_tmp / name).mkdir(parents=True)
+    moved = replace(environment, base_prefix=prefix, base_executable=prefix / "bin/python3")
+    with open_room(granted, below_var_tmp / "scratch", moved) as room:
+
+        def exists(path: Path) -> bool:
+            done, _ = room.run(["/usr/bin/test", "-e", path], env={}, runner=LocalRunner())
+            return done.returncode == 0
+
+        assert exists(prefix / "lib")
+        assert not exists(below_var_tmp / "other")
 
 
 def test_an_interpreter_elsewhere_changes_nothing(
@@ -219,6 +236,8 @@ def test_a_build_sees_a_clean_place(
     assert not {"CUFALLBACK_TEST_SECRET", "PIP_INDEX_URL", "USER"} & set(seen["environ"])
     assert seen["environ"]["PATH"].startswith(f"{FIXED}/env/bin:/usr/bin")
     assert seen["environ"]["SOURCE_DATE_EPOCH"] == "1754900000"
+    # Configuration files of the system, such as /etc/pip.conf, are beyond a cleaned environment.
+    assert (seen["environ"]["PIP_CONFIG_FILE"], seen["environ"]["PIP_NO_INDEX"]) == (os.devnull, "1")
     assert "LEAK" not in seen["environ"]["CFLAGS"]
     assert seen["ccache"] in (None, "/usr/bin/ccache")
     assert seen["cwd"] == str(FIXED / "src")
@@ -259,6 +278,26 @@ def test_an_output_folder_in_the_way_is_a_workspace_error(
     (tmp_path / "output").touch()
     with pytest.raises(WorkspaceError):
         build(extension_project(tmp_path / "p"), environment, tmp_path, granted)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.parametrize("kibibytes", [8, 64, 600])
+def test_a_full_disk_is_a_workspace_error(
+    environment: Environment, granted: Isolation, tmp_path: Path, kibibytes: int
+) -> None:
+    """It fills while folders are made, while the tree is copied, and while the compiler runs."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    project = extension_project(tmp_path / "p")
+    (project / "ballast").write_bytes(bytes(200_000))
+    LocalRunner().run(["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", disk])
+    try:
+        with pytest.raises(WorkspaceError) as caught:
+            build(project, environment, disk, granted)
+        assert "space" in caught.value.reason
+        assert not list(disk.rglob("*.whl"))
+    finally:
+        LocalRunner().run(["umount", disk])
 
 
 def test_the_pristine_tree_stays_pristine(environment: Environment, granted: Isolation, tmp_path: Path) -> None:

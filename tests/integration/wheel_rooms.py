@@ -112,7 +112,11 @@ def _fill(wheelhouse: Path, lock: Path, python: str, store: Store) -> None:
                     digests = set()
         if not digests:
             continue
-        endpoint = "https://download.pytorch.org/whl/cpu/" if "+cpu" in pinned else PYPI_SIMPLE_ENDPOINT
+        endpoint = (
+            "https://download.pytorch.org/whl/cpu/"
+            if "+cpu" in pinned
+            else os.environ.get("PIP_INDEX_URL") or PYPI_SIMPLE_ENDPOINT
+        )
         with PyPISimple(endpoint) as index:
             for package in index.get_project_page(name).packages:
                 digest = (package.digests or {}).get("sha256")

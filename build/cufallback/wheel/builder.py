@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cufallback.errors import BuildError
+from cufallback.errors import BuildError, WorkspaceError
 from cufallback.process import Runner
 from cufallback.progress import Advance, Progress
 from cufallback.resources import PYTHON_CACHES
@@ -109,6 +110,12 @@ def build_wheel(
         with _Steps(progress, f"build {request.source.name}") as steps:
             done, isolation = room.run(BUILD_COMMAND, env=variables, runner=runner, log=request.log, on_line=steps.see)
         if done.returncode != 0:
+            if os.strerror(errno.ENOSPC) in done.output:
+                raise WorkspaceError(
+                    f"the disk is full: {os.strerror(errno.ENOSPC)}",
+                    remedy="free disk space or choose another work folder (--work), then run again",
+                    where=str(room.source.parent),
+                )
             raise BuildError(
                 f"the build exited with {done.returncode}{_first_errors(done.output)}",
                 remedy=f"read {request.log}; the tree as it was built is in {room.source}"

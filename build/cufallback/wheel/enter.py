@@ -44,10 +44,12 @@ def _bind_all(cover: str, binds: list[tuple[str, str]]) -> None:
     Sources may themselves lie below ``cover``. They are held open first and reached through /proc/self/fd, and
     they stay visible at their own path too, so that an interpreter there still finds its libraries.
     """
-    held = [(os.open(source, os.O_PATH | os.O_CLOEXEC), source, target) for source, target in binds]
+    covered = Path(cover).resolve()
+    real = [(str(Path(source).resolve()), target) for source, target in binds]
+    held = [(os.open(source, os.O_PATH | os.O_CLOEXEC), source, target) for source, target in real]
     _mount("tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
     for handle, source, target in held:
-        hidden = source.startswith(cover.rstrip("/") + "/")
+        hidden = Path(source).is_relative_to(covered)
         for place in (source, target) if hidden else (target,):
             if not os.path.lexists(place):
                 Path(place).parent.mkdir(parents=True, exist_ok=True)

@@ -189,7 +189,7 @@ def _mounted_room(isolation: Isolation, scratch: Path, environment: Environment)
     source, output, temporary, face = (scratch / name for name in ("src", "out", "tmp", "face"))
     for folder in (source, output, temporary, face):
         folder.mkdir(parents=True)
-    shutil.copytree(environment.folder / "bin", face / "bin", symlinks=True, dirs_exist_ok=True)
+    _copy_folder(environment.folder / "bin", face / "bin", shutil.copy2)
     _face(environment, face)
     pairs = (
         (source, SOURCE),
@@ -207,14 +207,7 @@ def _mounted_room(isolation: Isolation, scratch: Path, environment: Environment)
 def _real_room(isolation: Isolation, environment: Environment) -> Room:
     for folder in (SOURCE, OUTPUT, TEMPORARY):
         folder.mkdir()
-    try:
-        shutil.copytree(environment.folder, ENVIRONMENT, symlinks=True, copy_function=_link_or_copy)
-    except shutil.Error as error:
-        raise WorkspaceError(
-            f"the environment could not be copied: {error.args[0][0][2]}",
-            remedy=f"free disk space on {FIXED.parent}",
-            where=str(FIXED),
-        ) from error
+    _copy_folder(environment.folder, ENVIRONMENT, _link_or_copy)
     _face(environment, ENVIRONMENT)
     _show_python(environment.base_prefix)
     return Room(isolation, SOURCE, OUTPUT, TEMPORARY, ())
@@ -232,10 +225,23 @@ def _show_python(prefix: Path) -> None:
             (PYTHON / entry.name).symlink_to(entry)
     (PYTHON / "include").mkdir()
     for entry in (prefix / "include").glob("python3*"):
-        shutil.copytree(entry, PYTHON / "include" / entry.name)
+        _copy_folder(entry, PYTHON / "include" / entry.name, shutil.copy2)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _copy_folder(source: Path, target: Path, copy_file: Callable[[Path, Path], object]) -> None:
+    """Copy a tree, links as links. Unlike shutil.copytree it stops at the first fault and keeps its error number."""
+    target.mkdir()
+    for entry in source.iterdir():
+        copy = target / entry.name
+        if entry.is_symlink():
+            copy.symlink_to(entry.readlink())
+        elif entry.is_dir():
+            _copy_folder(entry, copy, copy_file)
+        else:
+            copy_file(entry, copy)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system
