@@ -30,6 +30,12 @@ def test_elsewhere_the_checkout_of_the_package_counts(tmp_path: Path, monkeypatc
     assert {"rehearsal", "kimi-k3-cu129", "kimi-k3-0.27-cu129"} <= recipe_files().keys()
 
 
+def test_the_locks_of_a_recipe_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = make_checkout(tmp_path)
+    monkeypatch.chdir(checkout)
+    assert lock_folder(Path("recipes/mine.toml")) == checkout / "locks/mine"
+
+
 def test_the_checkout_around_the_current_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = make_checkout(tmp_path / "other checkout")
     below = checkout / "docs/deep"
