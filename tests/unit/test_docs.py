@@ -117,7 +117,7 @@ def headings(text: str) -> list[str]:
 
 
 def fences(text: str) -> list[str]:
-    return re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def test_both_readmes_show_the_same() -> None:
