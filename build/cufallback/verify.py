@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -55,21 +56,32 @@ def verify(folder: Path) -> Verification:
         RecordError: there is no record that can be read; everything else is a failed check.
     """
     record = read_record(folder)
-    checks: list[Check] = []
-    for look in (_files, _plan, _inputs, _subjects, _inspection, _pylock, _stages):
+    checks = list(_files(folder, record))
+    if any(check.status == "failed" for check in checks):
+        # What the record says of other files is not worth reading on: it could lead anywhere.
+        checks.append(Check("everything else", "not_run", "the files are not those of the record"))
+        return Verification(str(folder), record.build_id, tuple(checks))
+    for look in (_plan, _inputs, _subjects, _inspection, _pylock, _stages):
         checks.extend(look(folder, record))
     return Verification(str(folder), record.build_id, tuple(checks))
 
 
 def _files(folder: Path, record: Record) -> Iterator[Check]:
     """Every file against the record and SHA256SUMS, and none besides."""
-    listed = {file.path: file for file in record.files}
-    links = [path for path in folder.rglob("*") if path.is_symlink()]
-    for link in links:
-        yield Check(f"file {link.relative_to(folder)}", "failed", "is a link; a build folder holds plain files only")
-    if links:
+    entries = [(entry, entry.lstat().st_mode) for entry in sorted(folder.rglob("*"))]
+    odd = [entry for entry, mode in entries if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)]
+    for entry in odd:
+        yield Check(
+            f"file {entry.relative_to(folder)}", "failed", "is no plain file; a build folder holds nothing else"
+        )
+    if odd:
         return
-    present = {file.path: file for file in files_below(folder)}
+    listed = {file.path: file for file in record.files}
+    try:
+        present = {file.path: file for file in files_below(folder)}
+    except OSError as error:
+        yield Check(f"file {error.filename}", "failed", f"cannot be read: {error.strerror}")
+        return
     for path in sorted(listed.keys() | present.keys()):
         if path not in present:
             yield Check(f"file {path}", "failed", "the record lists it, but it is not here")
