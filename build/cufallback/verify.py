@@ -184,7 +184,7 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
 
 
 def _inspection(folder: Path, record: Record) -> Iterator[Check]:
-    """inspection.json equals the record's, no finding failed, and inspecting the wheels again says the same."""
+    """inspection.json equals the record's, inspecting the wheels again shows the same, and no finding failed."""
     from cufallback.recipe import parse_recipe
     from cufallback.stages import inspect_wheels
 
@@ -194,13 +194,6 @@ def _inspection(folder: Path, record: Record) -> Iterator[Check]:
         return
     same = document == record.inspection
     yield Check("inspection", "passed" if same else "failed", f"{INSPECTION} and {RECORD} {_agree(same)}")
-    failed = [
-        f"{finding.get('what')}: {finding.get('why')}"
-        for wheel in record.inspection
-        for finding in wheel.get("findings", [])
-        if finding.get("status") == "failed"
-    ]
-    yield Check("inspection findings", "failed" if failed else "passed", "; ".join(failed) or "none failed")
     try:
         paths = [folder / subject.path for subject in record.subjects]
         again = inspect_wheels(paths, parse_recipe(folder / record.recipe.path))
@@ -208,10 +201,31 @@ def _inspection(folder: Path, record: Record) -> Iterator[Check]:
         reason = error.reason if isinstance(error, CufallbackError) else str(error)
         yield Check("inspection repeated", "failed", reason)
         return
-    same = again == record.inspection
-    yield Check(
-        "inspection repeated", "passed" if same else "failed", f"what the wheels show and the record {_agree(same)}"
-    )
+    same = _facts(again) == _facts(record.inspection)
+    why = f"what the wheels show and the record {_agree(same)}"
+    yield Check("inspection repeated", "passed" if same else "failed", why)
+    for made, inspection in (("recorded", record.inspection), ("repeated", again)):
+        failed = [
+            f"{wheel.get('file')}: {finding.get('what')}: {finding.get('why')}"
+            for wheel in inspection
+            for finding in wheel.get("findings", [])
+            if finding.get("status") == "failed"
+        ]
+        yield Check(f"findings {made}", "failed" if failed else "passed", "; ".join(failed) or "none failed")
+
+
+def _facts(inspections: list[dict[str, Any]]) -> list[Any]:
+    """Return what was read from each wheel without what was said of it, which a newer version may say otherwise."""
+    wheel_keys = ("file", "sha256", "size", "name", "version", "tags")
+    file_keys = ("path", "size", "needed", "rpath", "glibc", "sass", "ptx", "fault")
+    return [
+        {
+            **{key: wheel.get(key) for key in wheel_keys},
+            "extensions": [{key: file.get(key) for key in file_keys} for file in wheel.get("extensions", [])],
+            "minimum_driver": wheel.get("minimum_driver", {}).get("driver"),
+        }
+        for wheel in inspections
+    ]
 
 
 def _agree(same: bool) -> str:
