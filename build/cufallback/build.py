@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cufallback.download import Wanted, default_index, find_mirrors
 from cufallback.errors import ExitCode, LockError, ToolchainError, UsageError
-from cufallback.pipeline import Pipeline, Ran
+from cufallback.pipeline import STATE_FILE, Pipeline, Ran
 from cufallback.plan import LOCK_FILES, BuildPlan, Locks
 from cufallback.process import LocalRunner, Runner
 from cufallback.progress import Progress
@@ -127,7 +127,8 @@ def prepare(name: str | None, *, work: Path, runner: Runner | None = None) -> Pr
     lock_needs = tuple(
         Need(f"lock {file}", "present and intact", error.reason, "missing", error.remedy) for file, error in refused
     )
-    network = probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
+    fetched = plan.complete and (work / "work" / plan.short_id / "prefetch" / STATE_FILE).is_file()
+    network = () if fetched else probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
     all_needs = (*needs, *probe_machine(recipe, work), *network, *lock_needs)
     return Prepared(plan, all_needs, refused[0][1] if refused else None)
 

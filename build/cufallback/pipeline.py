@@ -96,11 +96,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: a name, what it does in a few words, and the function that does it."""
+    """One stage: a name, what it does in a few words, and the function that does it.
+
+    ``publishes``: it writes the output folder, so another output folder means another run.
+    """
 
     name: str
     summary: str
     run: Callable[[Context], Outcome]
+    publishes: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class Pipeline:
                 name: sha256_bytes(canonical_json([output.sha256 for output in state.outputs]))
                 for name, state in self.states.items()
             },
+            **({"dist": str(self.dist)} if stage.publishes else {}),
         }
         known = StageState.read(folder / STATE_FILE)
         started = self.clock()

@@ -370,5 +370,5 @@ STAGES: tuple[Stage, ...] = (
     Stage("prefetch", "fetch and verify sources and distributions", prefetch),
     Stage("wheels", "build without network", wheels),
     Stage("inspect", "read what the wheels really are", inspect),
-    Stage("record", "write and verify the record", record),
+    Stage("record", "write and verify the record", record, publishes=True),
 )

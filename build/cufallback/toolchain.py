@@ -7,8 +7,9 @@ import platform
 import re
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ from cufallback.recipe import GitSource, Recipe
 # with sparse filters that servers accept today; uv 0.9 is the first whose flat indexes can be explicit.
 MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9"}
 _CONNECT_SECONDS = 0.6
+_ANSWER_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,22 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
             return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
         return Need(what, "reachable", "reachable", "ok")
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return tuple(pool.map(reach, servers.items()))
+    answers: dict[str, Need] = {}
+    # Daemon threads, since a name server that does not answer would hold up a pool for longer than anyone waits.
+    threads = [
+        threading.Thread(target=lambda server=server: answers.update({server[0]: reach(server)}), daemon=True)
+        for server in servers.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    silent = f"no answer within {_ANSWER_SECONDS:g} s"
+    return tuple(
+        answers.get(name) or Need(f"network: {name}", "reachable", silent, "missing", f"open the way to {name}")
+        for name in servers
+    )
 
 
 def require(needs: Sequence[Need]) -> None:
