@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 from cufallback.errors import HarvestError, LockError, SourceError
 from cufallback.progress import Progress
-from cufallback.recipe import Unused, line_of
+from cufallback.recipe import Unused
 from cufallback.source.gitrepo import Repository
 from cufallback.source.harvested import GIT_KINDS, Harvested
 from cufallback.source.tree import EARLIEST_EPOCH, Checkout
+from cufallback.tomlplace import line_of
 
 SCHEMA_VERSION = 1
 
