@@ -186,8 +186,8 @@ def _fetch_distributions(context: Context) -> list[dict[str, Any]]:
 
 def _check_requirements(context: Context, tree: Path) -> list[dict[str, Any]]:
     """Demand that the locks were resolved from these very requirements; return the edits for the record."""
-    from cufallback.deps.lock import target_of
     from cufallback.deps.surgery import operate
+    from cufallback.deps.target import target_of
 
     recipe, locks = context.plan.recipe, context.plan.pinned()
     operated = operate(tree, recipe.deps, target_of(recipe))

@@ -64,7 +64,7 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
     A recipe with a builder image takes its toolchain from that image and never from the host: for it the
     toolchain is None until the image's own is locked.
     """
-    needs = [_tool("uv", _version_of((_uv_or_name(), "--version"), runner), "python3 -m pip install uv")]
+    needs = [probe_uv(runner)]
     if isinstance(recipe.source, GitSource):
         needs.append(_tool("git", _version_of(("git", "--version"), runner), "install git with the system's packages"))
     if recipe.builder.image is not None:
@@ -100,6 +100,11 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
         libc = " ".join(platform.libc_ver()).strip() or "unknown"
         toolchain = Toolchain(platform.machine(), libc, python, compiler, linker)
     return toolchain, tuple(needs)
+
+
+def probe_uv(runner: Runner) -> Need:
+    """Ask for uv and its version."""
+    return _tool("uv", _version_of((_uv_or_name(), "--version"), runner), "python3 -m pip install uv")
 
 
 def probe_machine(recipe: Recipe, work: Path) -> tuple[Need, ...]:
