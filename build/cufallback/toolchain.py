@@ -22,9 +22,9 @@ from cufallback.process import Runner
 from cufallback.recipe import GitSource, Recipe
 
 # vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); git 2.25 brought partial clones
-# with sparse filters that servers accept today; of uv 0.9.17 and 0.9.30 only the second takes
+# with sparse filters that servers accept today; of uv 0.9.17 and 0.9.26 only the second takes
 # --exclude-newer-package NAME=false (both tried).
-MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9.30"}
+MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9.26"}
 _CONNECT_SECONDS = 0.6
 _ANSWER_SECONDS = 0.8
 
