@@ -251,7 +251,7 @@ def test_uv_too_old_or_broken(default: FakeIndex, tmp_path: Path, monkeypatch: p
 def test_no_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainError, match="uv: wanted .* found not found"):
+    with pytest.raises(ToolchainError, match=r"uv: wanted .* found not found"):
         solve(operated("a"), recipe(), tmp_path)
 
 

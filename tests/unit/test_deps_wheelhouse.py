@@ -1,4 +1,4 @@
-"""The wheelhouse: exactly the files of a lock, mended when they are damaged, refused when they are not what they say."""
+"""The wheelhouse: exactly the files of a lock, mended when damaged, refused when they are not what they say."""
 
 from __future__ import annotations
 
