@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.unit.index_server import FakeIndex, make_wheel, serving
 
+from cufallback.deps.compile import resolve
+from cufallback.deps.policy import violations
 from cufallback.deps.surgery import Operated, operate
 from cufallback.deps.target import target_of
 from cufallback.errors import LockError
+from cufallback.process import LocalRunner
 from cufallback.recipe import load_recipe
 
 pytestmark = [pytest.mark.network]
@@ -63,3 +67,34 @@ def test_edits_of_one_release_do_not_pass_for_another(extracted: Callable[[str],
         operate(extracted("0.33.0"), recipe.deps, target_of(recipe))
     assert caught.value.where is not None
     assert caught.value.where.startswith("requirements/build/cuda.txt:")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_closure_holds_to_the_bans(name: str, extracted: Callable[[str], Path], tmp_path: Path) -> None:
+    """Everything but the packages of PyTorch's and FlashInfer's own indexes is real; those are empty stand-ins."""
+    recipe = load_recipe(name)
+    stand_ins = {
+        "torch": ("2.13.0+cu129", ["nvidia-nccl-cu12==2.29.7"]),  # as the real one asks
+        "torchaudio": ("2.11.0+cu129", []),
+        "torchcodec": ("0.14.0+cu129", []),
+        "torchvision": ("0.28.0+cu129", ["torch==2.13.0"]),
+        "flashinfer_jit_cache": ("0.6.16.post3+cu129", []),
+    }
+    own = FakeIndex()
+    for package, (version, requires) in stand_ins.items():
+        own.add(f"{package}-{version}-py3-none-any.whl", make_wheel(package, version, requires=requires))
+    with serving(own):
+        index = tuple(index.model_copy(update={"url": own.url}) for index in recipe.deps.index)
+        recipe = recipe.model_copy(update={"deps": recipe.deps.model_copy(update={"index": index})})
+        for which, made in operate(extracted(RECIPES[name]), recipe.deps, target_of(recipe)).items():
+            resolution = resolve(made, recipe, mirrors=(), workdir=tmp_path, runner=LocalRunner())
+            found, allowed = violations(resolution.closure, recipe.deps.ban)
+            assert found == ()
+            assert {item.name for item in allowed} <= {"nvidia-cuda-nvdisasm", "nvidia-ml-py"}
+            versions = {item.name: item.version for item in resolution.closure}
+            assert (versions["torch"], versions["nvidia-nccl-cu12"]) == ("2.13.0+cu129", "2.30.7")
+            assert all(resolution.hashes.values())
+            if which == "runtime":
+                assert versions["flashinfer-jit-cache"] == "0.6.16.post3+cu129"
+                assert versions["cuda-python"].startswith("12.")

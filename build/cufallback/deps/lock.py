@@ -101,33 +101,32 @@ def _one_file_each(resolution: Resolution, recipe: Recipe, mirrors: Sequence[Pat
     with index_session() as session, ThreadPoolExecutor(max_workers=8) as pool:
 
         def choose(item: Resolved) -> LockedDistribution:
-            where = f"recipe {recipe.name}"
-            hashes = resolution.hashes[item.name]
-            if not hashes:
-                raise LockError(
-                    f"the index of {item.name} gives no sha256 of its files",
-                    remedy="take it from an index that does, with deps.index in the recipe",
-                    where=where,
-                )
-
             def best(digests: Mapping[str, str]) -> LockedDistribution | None:
-                chosen = target.best(filename for filename, digest in digests.items() if digest in hashes)
+                fitting = (name for name, digest in digests.items() if digest in resolution.hashes[item.name])
+                chosen = target.best(fitting)
                 return LockedDistribution(item.name, item.version, chosen, digests[chosen]) if chosen else None
 
             url = index.get(item.name)
-            mirrored = _in_mirrors(item, mirrors) if url else {}
-            locked = best(mirrored) or best(
-                {
-                    file.filename: file.digests.get("sha256", "")
-                    for file in project_files(session, item.name, url)
-                    if file.version is not None and _same(file.version, item.version)
-                }
-            )
+            mirrored = best(_in_mirrors(item, mirrors)) if url else None
+            if mirrored:
+                return mirrored
+            offered = {
+                file.filename: file.digests.get("sha256", "")
+                for file in project_files(session, item.name, url)
+                if file.version is not None and _same(file.version, item.version)
+            }
+            locked = best(offered)
+            if locked is None and not any(offered.values()):
+                raise LockError(
+                    f"the index gives no sha256 for {item.name} {item.version}",
+                    remedy="take it from an index that does, with deps.index in the recipe",
+                    where=f"recipe {recipe.name}",
+                )
             if locked is None:
                 raise LockError(
                     f"{item.name} {item.version} has no wheel for Python {target.python} on {target.platform}",
                     remedy="choose another version with an edit or override in the recipe: sources are not built here",
-                    where=where,
+                    where=f"recipe {recipe.name}",
                 )
             return locked
 
