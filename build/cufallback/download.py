@@ -293,7 +293,7 @@ def _fetch_from_indexes(missing: Sequence[Wanted], store: Store, progress: Progr
         found = gather(lambda item: _find(session, item, stop), missing)
         sizes = [size for _url, size in found]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        with progress.bar(f"downloading {len(missing)} files", total, "B") as advance:
+        with progress.bar(f"downloading {len(missing)} file{'s' * (len(missing) > 1)}", total, "B") as advance:
             guard = threading.Lock()
 
             def count(amount: float) -> None:
@@ -327,13 +327,12 @@ def _download(
     import requests
 
     part = _part(store, item)
-    shown = 0  # bytes that the bar has counted: an attempt that begins anew does not count them twice
+    shown = 0  # where the bar stands: an attempt that begins anew sets it back
 
     def count(position: int) -> None:
         nonlocal shown
-        if position > shown:
-            advance(position - shown)
-            shown = position
+        advance(position - shown)
+        shown = position
 
     def attempt() -> None:
         with workspace_errors(store.root):

@@ -316,7 +316,7 @@ def test_bar_counts_each_byte_once_whatever_is_repeated(index: FakeIndex, store:
     index.cut_after = [100_000]
     begin(store, DATA[:500])
     fetch([pebble()], store=store, mirrors=(), progress=Counting())
-    assert bars == [("downloading 1 files", len(DATA), "B")]
+    assert bars == [("downloading 1 file", len(DATA), "B")]
     assert sum(counted) == len(DATA)
 
 
