@@ -182,8 +182,8 @@ def fetch(
 ) -> tuple[Fetched, ...]:
     """Bring every wanted file into the store, in parallel, resuming what an earlier run began.
 
-    A file that the store has asks nobody. A mirror folder is tried before the index; a file there with the wanted
-    name and other bytes is refused, never passed over.
+    A file that the store has, undamaged, asks nobody. A mirror folder is tried before the index; a file there with
+    the wanted name and other bytes is refused, never passed over.
 
     Args:
         wanted: pinned files.
@@ -200,19 +200,22 @@ def fetch(
     done: dict[str, Fetched] = {}
     missing: dict[str, Wanted] = {}
     for item in wanted:
-        if store.has(item.sha256):
+        if store.intact(item.sha256):
             done[item.sha256] = _stored(item, store)
-        elif path := _in_mirrors(item, mirrors):
-            done[item.sha256] = _take(item, path, store)
         else:
             missing[item.sha256] = item
     if missing:
         with _alone(store, progress):
-            # Another process may just have fetched some of them.
-            late = {sha256: _stored(item, store) for sha256, item in missing.items() if store.has(sha256)}
-            done |= late
-            missing = {sha256: item for sha256, item in missing.items() if sha256 not in late}
-            done |= _fetch_from_indexes(list(missing.values()), store, progress, jobs)
+            remote = []
+            for sha256, item in missing.items():
+                # Another process may just have fetched it.
+                if store.has(sha256):
+                    done[sha256] = _stored(item, store)
+                elif path := _in_mirrors(item, mirrors):
+                    done[sha256] = _take(item, path, store)
+                else:
+                    remote.append(item)
+            done |= _fetch_from_indexes(remote, store, progress, jobs)
     return tuple(replace(done[item.sha256], wanted=item) for item in wanted)
 
 
