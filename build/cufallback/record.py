@@ -282,7 +282,7 @@ def read_record(folder: Path) -> Record:
         raise RecordError("there is no record here", remedy=remedy, where=str(path)) from error
     except OSError as error:
         raise RecordError(f"cannot be read: {error.strerror}", remedy=remedy, where=str(path)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"is not JSON: {error}", remedy=remedy, where=str(path)) from error
     try:
         return Record.model_validate(data)

@@ -69,6 +69,9 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
         yield Check(f"file {link.relative_to(folder)}", "failed", "is a link; a build folder holds plain files only")
     if links:
         return
+    for path in folder.rglob("*"):
+        if not path.is_file() and not path.is_dir():
+            yield Check(f"file {path.relative_to(folder)}", "failed", "is neither a file nor a folder")
     present = {file.path: file for file in files_below(folder)}
     for path in sorted(listed.keys() | present.keys()):
         if path not in present:
@@ -100,7 +103,7 @@ def _read(folder: Path, name: str, parse: Callable[[bytes], Any]) -> tuple[Any, 
         return parse((folder / name).read_bytes()), None
     except OSError as error:
         return None, Check(name, "failed", f"cannot be read: {error.strerror}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, Check(name, "failed", f"cannot be understood: {error}")
 
 
