@@ -153,9 +153,11 @@ def create_environment(
         )
         runner.run(
             [
-                *(uv, "pip", "sync", "--no-config", "--offline", "--no-index", "--find-links", wheelhouse.absolute()),
+                *(uv, "pip", "sync", "--no-config", "--offline", "--no-index", "--find-links", "."),
                 *("--require-hashes", "--only-binary", ":all:", "--python", partial / "bin/python", lock.absolute()),
             ],
+            # uv splits the value of --find-links at commas, and a folder may have one in its name.
+            cwd=wheelhouse.absolute(),
             env=clean,
             log=log,
         )
