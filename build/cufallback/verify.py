@@ -112,7 +112,7 @@ def _read(folder: Path, name: str, parse: Callable[[bytes], Any]) -> tuple[Any, 
         return parse((folder / name).read_bytes()), None
     except OSError as error:
         return None, Check(name, "failed", f"cannot be read: {error.strerror}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, Check(name, "failed", f"cannot be understood: {error}")
 
 

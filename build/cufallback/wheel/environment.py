@@ -129,7 +129,7 @@ def create_environment(
     interpreter = Path(python).absolute() if "/" in str(python) else find_interpreter(str(python), runner)
     partial = folder.absolute().with_name(f"{folder.name}.partial")
     cache = folder.absolute().with_name(f"{folder.name}.uv-cache")
-    uv = find_uv()
+    uv = (*_leash(), find_uv())
     # uv's own settings and pip's must not reach in, hence no variable of the caller's but these.
     clean = {
         "HOME": str(cache),
@@ -147,15 +147,17 @@ def create_environment(
         partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         runner.run(
-            [uv, "venv", "--no-config", "--offline", "--no-project", "--relocatable", "--python", interpreter, partial],
+            [*uv, "venv", "--no-config", "--offline", "--no-project", "--relocatable", "--python", interpreter, partial],
             env=clean,
             log=log,
         )
         runner.run(
             [
-                *(uv, "pip", "sync", "--no-config", "--offline", "--no-index", "--find-links", wheelhouse.absolute()),
+                *(*uv, "pip", "sync", "--no-config", "--offline", "--no-index", "--find-links", "."),
                 *("--require-hashes", "--only-binary", ":all:", "--python", partial / "bin/python", lock.absolute()),
             ],
+            # uv splits the value of --find-links at commas, and a folder may have one in its name.
+            cwd=wheelhouse.absolute(),
             env=clean,
             log=log,
         )
@@ -179,6 +181,15 @@ def create_environment(
         for leftover in (partial, cache):
             shutil.rmtree(leftover, ignore_errors=True)
     return open_environment(folder, runner)
+
+
+def _leash() -> tuple[str, ...]:
+    """Return words that make the kernel end a program with us: after kill -9 no orphan may write on.
+
+    Empty where util-linux (2.33 or newer, as unshare for the build's namespaces) is not installed.
+    """
+    setpriv = shutil.which("setpriv", path="/usr/bin:/bin")
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
 
 
 def open_environment(folder: Path, runner: Runner) -> Environment:
