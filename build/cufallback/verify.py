@@ -69,9 +69,9 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
         yield Check(f"file {link.relative_to(folder)}", "failed", "is a link; a build folder holds plain files only")
     if links:
         return
-    for path in folder.rglob("*"):
-        if not path.is_file() and not path.is_dir():
-            yield Check(f"file {path.relative_to(folder)}", "failed", "is neither a file nor a folder")
+    for other in folder.rglob("*"):
+        if not other.is_file() and not other.is_dir():
+            yield Check(f"file {other.relative_to(folder)}", "failed", "is neither a file nor a folder")
     present = {file.path: file for file in files_below(folder)}
     for path in sorted(listed.keys() | present.keys()):
         if path not in present:
