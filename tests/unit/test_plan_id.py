@@ -32,7 +32,9 @@ class Machine(RecordingRunner):
     """A machine whose tools answer as ``answers`` says; a tool without an answer is not installed."""
 
     def __init__(self, **changed: str) -> None:
-        self.answers = ANSWERS | {name.replace("_", " --").replace("gxx", "g++"): text for name, text in changed.items()}
+        self.answers = ANSWERS | {
+            name.replace("_", " --").replace("gxx", "g++"): text for name, text in changed.items()
+        }
 
         def answer(words: tuple[str, ...]) -> tuple[int, str]:
             program = "python" if "python" in Path(words[0]).name else Path(words[0]).name
@@ -117,9 +119,7 @@ def test_a_recipe_field_that_touches_what_is_made_changes_the_id(
         ("[wheel]\n", "# a comment\n[wheel]\n"),
     ],
 )
-def test_prose_and_the_place_of_the_build_do_not(
-    plan: Callable[..., Prepared], data: Path, old: str, new: str
-) -> None:
+def test_prose_and_the_place_of_the_build_do_not(plan: Callable[..., Prepared], data: Path, old: str, new: str) -> None:
     before = build_id(plan())
     edit(data / "recipes/rehearsal.toml", old, new)
     assert build_id(plan()) == before
