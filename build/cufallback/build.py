@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from cufallback.download import Wanted, default_index, find_mirrors
-from cufallback.errors import ExitCode, LockError, ToolchainError, UsageError
-from cufallback.pipeline import Pipeline, Ran
-from cufallback.plan import LOCK_FILES, BuildPlan, Locks
+from cufallback.errors import LockError, ToolchainError, UsageError
+from cufallback.inputs import parse_locks, read_inputs
+from cufallback.pipeline import Pipeline, Ran, fetches_nothing
+from cufallback.plan import BuildPlan
 from cufallback.process import LocalRunner, Runner
 from cufallback.progress import Progress
-from cufallback.recipe import GitSource, Recipe, find_recipe, parse_recipe
+from cufallback.recipe import GitSource, find_recipe, parse_recipe
 from cufallback.resources import PYTHON_CACHES, lock_folder, probe_folder
-from cufallback.store import Store, tree_digest, workspace_errors, write_atomic
-from cufallback.toolchain import Need, probe_machine, probe_network, probe_toolchain, require
+from cufallback.store import Store, require_writable, tree_digest
+from cufallback.toolchain import Need, probe_machine, probe_network, probe_toolchain
 
 _YEAR_1980 = 315532800
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,8 @@ class Built:
             "stages": [asdict(stage) for stage in self.ran],
         }
 
-    def summary(self) -> str:
-        """Return a few lines for people."""
+    def summary(self, program: str) -> str:
+        """Return a few lines for people; ``program`` is how this command was called."""
         lines = [f"recipe    {self.recipe}", f"build id  {self.build_id[:16]}"]
         done = [f"{ran.stage} {ran.seconds:.1f} s" for ran in self.ran if ran.action == "done"]
         skipped = [ran.stage for ran in self.ran if ran.action == "skipped"]
@@ -78,33 +73,7 @@ class Built:
             lines.append(f"skipped   {', '.join(skipped)} (unchanged)")
         if self.folder:
             lines.append(f"record    {self.folder / 'record.json'}")
-            lines.append(f"check it  cufallback verify {self.folder}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class LockReport:
-    """How the locks of a recipe stand to a fresh resolution; ``unpinned`` names sources that no commit pins."""
-
-    recipe: str
-    folder: Path
-    differences: tuple[str, ...]
-    unpinned: tuple[str, ...]
-    written: bool
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """Drift is a finding when the locks were only checked."""
-        return ExitCode.LOCK_DRIFT if self.differences and not self.written else ExitCode.OK
-
-    def text(self) -> str:
-        """Return a few lines for people."""
-        lines = list(self.differences)
-        if self.differences:
-            lines.append(f"{'written to' if self.written else 'drifted:'} {self.folder}")
-        else:
-            lines.append(f"the locks of {self.recipe} are current")
-        lines += [f"not pinned: {name} (a tag or branch that could not be resolved here)" for name in self.unpinned]
+            lines.append(f"check it  {program} verify {self.folder}")
         return "\n".join(lines)
 
 
@@ -114,20 +83,21 @@ def prepare(name: str | None, *, work: Path, runner: Runner | None = None) -> Pr
     Raises:
         RecipeError: the recipe is missing or invalid.
     """
-    from cufallback.stages import plan_steps
+    from cufallback.stages import STAGES, plan_steps
 
     runner = runner or LocalRunner()
     path = find_recipe(name)
     recipe = parse_recipe(path)
-    inputs = _read_inputs(path)
-    locks, refused = _parse_locks(recipe, inputs, lock_folder(path))
+    inputs = read_inputs(path)
+    locks, refused = parse_locks(recipe, inputs, lock_folder(path))
     toolchain, needs = probe_toolchain(recipe, runner)
     probe = tree_digest(probe_folder(), ignore=PYTHON_CACHES)
     plan = BuildPlan(recipe, inputs, locks, toolchain, probe, plan_steps(recipe, locks))
     lock_needs = tuple(
         Need(f"lock {file}", "present and intact", error.reason, "missing", error.remedy) for file, error in refused
     )
-    network = probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
+    fetched = plan.complete and fetches_nothing(plan, STAGES[0], work)
+    network = () if fetched else probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
     all_needs = (*needs, *probe_machine(recipe, work), *network, *lock_needs)
     return Prepared(plan, all_needs, refused[0][1] if refused else None)
 
@@ -172,12 +142,16 @@ def build(
         from cufallback.show import needs_text
 
         progress.say(needs_text(prepared))
-        require(missing)
+        things = "one thing" if len(missing) == 1 else f"{len(missing)} things"
+        raise ToolchainError(
+            f"this machine lacks {things} that recipe {prepared.plan.recipe.name} needs; the table above names them",
+            remedy="; ".join(dict.fromkeys(need.remedy for need in missing)),
+        )
     if prepared.refused is not None:
         raise prepared.refused
     plan = prepared.plan
     for folder in (work, dist):
-        _writable(folder)
+        require_writable(folder)
     pipeline = Pipeline(
         plan=plan,
         stages=STAGES,
@@ -192,40 +166,6 @@ def build(
     whole = ran[-1].stage == names[-1]
     folder = dist / plan.recipe.name / plan.short_id
     return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran)
-
-
-def _read_inputs(path: Path) -> dict[str, bytes]:
-    """Read the recipe and its locks once; a lock that is not there is left out."""
-    files = {path.name: path, **{name: lock_folder(path) / name for name in LOCK_FILES}}
-    return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
-
-
-def _parse_locks(
-    recipe: Recipe, inputs: Mapping[str, bytes], folder: Path
-) -> tuple[Locks, list[tuple[str, LockError]]]:
-    from cufallback.deps.lockfile import parse_lock
-    from cufallback.source.lock import parse_source_lock
-
-    refused: list[tuple[str, LockError]] = []
-
-    def attempt(name: str, parse: Callable[[str, str], T]) -> T | None:
-        where = str(folder / name)
-        try:
-            if name not in inputs:
-                raise LockError(
-                    "there is no such lock", remedy=f"run `nox -s lock -- --recipe {recipe.name}`", where=where
-                )
-            return parse(inputs[name].decode("utf-8", "replace"), where)
-        except LockError as error:
-            refused.append((name, error))
-            return None
-
-    locks = Locks(
-        source=attempt("source.lock.toml", lambda text, where: parse_source_lock(text, recipe.name, where=where)),
-        build=attempt("build.txt", lambda text, where: parse_lock(text, recipe, "build", where=where)),
-        runtime=attempt("runtime.txt", lambda text, where: parse_lock(text, recipe, "runtime", where=where)),
-    )
-    return locks, refused
 
 
 def _servers(plan: BuildPlan, store: Store, mirrors: Sequence[Path]) -> dict[str, str]:
@@ -251,94 +191,3 @@ def _servers(plan: BuildPlan, store: Store, mirrors: Sequence[Path]) -> dict[str
             name = names[file.index_url] if file.index_url else "the default index"
             servers[name] = file.index_url or default_index()
     return servers
-
-
-def _writable(folder: Path) -> None:
-    """Fail now, not after hours, when ``folder`` cannot be written."""
-    with workspace_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".writable.")
-        os.close(handle)
-        Path(name).unlink()
-
-
-def lock(
-    name: str | None, *, work: Path, check: bool, opinion: bool, progress: Progress, runner: Runner | None = None
-) -> LockReport:
-    """Resolve a recipe's locks anew; write them, or only compare them with the committed ones.
-
-    Args:
-        name: recipe name, path of a recipe file, or None for the default recipe.
-        work: folder for the store, the source tree and the logs of the resolution.
-        check: write nothing.
-        opinion: resolve with pip-tools too, and demand that it agrees.
-        progress: where progress goes.
-
-    Raises:
-        CufallbackError: every failure, of the class that names its kind. Nothing is written then.
-    """
-    from cufallback.deps.lock import drift, make_locks
-    from cufallback.source.contract import check_contracts, require_contracts
-    from cufallback.source.fetch import edit_source, fetch_source
-    from cufallback.source.harvest import harvest
-    from cufallback.source.lock import lock_sources, render_source_lock, unused_reason
-
-    path = find_recipe(name)
-    recipe, folder, mirrors = parse_recipe(path), lock_folder(path), find_mirrors()
-    inputs = _read_inputs(path)
-    scratch = work.resolve() / "lock" / recipe.name
-    _writable(work)
-    with workspace_errors(scratch):
-        if scratch.exists():
-            shutil.rmtree(scratch)
-        scratch.mkdir(parents=True)
-    tree = scratch / "source"
-    store = Store(work.resolve() / "store")
-    checkout = fetch_source(recipe, tree, store=store, mirrors=mirrors, progress=progress)
-    edit_source(recipe, tree, progress=progress)
-    require_contracts(check_contracts(tree, recipe.source.contract))
-    locks, _refused = _parse_locks(recipe, inputs, folder)
-    sources = lock_sources(
-        harvest(tree),
-        locks.source,
-        recipe=recipe.name,
-        checkout=checkout,
-        unused=recipe.source.unused,
-        scratch=scratch / "refs",
-        progress=progress,
-    )
-    fresh = make_locks(
-        recipe,
-        tree,
-        mirrors=mirrors,
-        workdir=scratch,
-        runner=runner or LocalRunner(),
-        progress=progress,
-        opinion=opinion,
-    )
-    texts = {"source.lock.toml": render_source_lock(sources), **{f"{item.which}.txt": item.text for item in fresh}}
-    committed = {name: inputs[name].decode("utf-8", "replace") if name in inputs else None for name in texts}
-    differences = [*_text_drift("source.lock.toml", committed["source.lock.toml"], texts["source.lock.toml"])]
-    for item in fresh:
-        file = f"{item.which}.txt"
-        differences += drift(item, committed[file], recipe, where=file)
-    if not check:
-        for file, text in texts.items():
-            if committed[file] != text:
-                write_atomic(folder / file, text.encode())
-    shutil.rmtree(scratch)
-    unpinned = tuple(
-        source.label
-        for source in sources.sources
-        if not source.pinned and unused_reason(source, recipe.source.unused) is None
-    )
-    return LockReport(recipe.name, folder, tuple(differences), unpinned, written=not check)
-
-
-def _text_drift(name: str, old: str | None, new: str) -> Iterator[str]:
-    if old is None:
-        yield f"{name}: missing"
-        return
-    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0):
-        if not line.startswith(("---", "+++", "@@")):
-            yield f"{name}: {line}"

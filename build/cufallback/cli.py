@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -104,6 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _program() -> str:
+    """Return how this program was called, the shorter way: the command may be on no PATH, as in a nox session."""
+    called = Path(sys.argv[0])
+    if shutil.which("cufallback") or called.name != "cufallback":
+        return "cufallback"
+    return min(str(called), os.path.relpath(called), key=len)
+
+
 def _print_json(value: Any) -> None:
     from cufallback.store import canonical_json
 
@@ -126,7 +135,7 @@ def _build(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(built.to_json())
     else:
-        print(built.summary())
+        print(built.summary(_program()))
     return ExitCode.OK
 
 
@@ -143,7 +152,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _lock(options: argparse.Namespace) -> int:
-    from cufallback.build import lock
+    from cufallback.lock import lock
     from cufallback.progress import choose_progress
 
     report = lock(

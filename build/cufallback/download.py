@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import configparser
+import fcntl
 import os
 import shutil
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from cufallback.errors import DownloadError, IntegrityError
-from cufallback.progress import Progress
+from cufallback.progress import Advance, Progress
 from cufallback.redact import redact
 from cufallback.store import Store, sha256_file, workspace_errors
 
 if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage, PyPISimple
+    import requests
+    from pypi_simple import DistributionPackage
 
-_ATTEMPTS = 4
+T = TypeVar("T")
+
+_PAUSES = (0.5, 1.0, 2.0)  # seconds before each repetition
 _TIMEOUT = (10, 60)  # seconds to connect, seconds without a byte
 _CHUNK = 1 << 20
 
@@ -50,9 +55,12 @@ class Fetched:
 
 def default_index() -> str:
     """Return the URL of the index for every package without one of its own, as uv's and pip's settings name it."""
-    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if os.environ.get(name):
             return os.environ[name]
+    configured = _pip_setting("index-url")
+    if configured:
+        return configured
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return PYPI_SIMPLE_ENDPOINT
@@ -65,83 +73,108 @@ def find_mirrors() -> tuple[Path, ...]:
     ``find-links`` of its configuration files. Entries that are no folder on this machine are left out.
     """
     own = os.environ.get("CUFALLBACK_FIND_LINKS")
-    if own is not None:
-        names = own.split(os.pathsep)
-    elif "PIP_FIND_LINKS" in os.environ:
-        names = os.environ["PIP_FIND_LINKS"].split()
-    else:
-        names = list(_configured_links())
-    folders = [Path(name.removeprefix("file://")).expanduser() for name in names if name]
+    names = (_pip_setting("find-links") or "").split() if own is None else own.split(os.pathsep)
+    folders = [_local_path(name) for name in names if name]
     return tuple(folder for folder in folders if folder.is_dir())
 
 
-def _configured_links() -> Iterator[str]:
-    configured = os.environ.get("PIP_CONFIG_FILE")
+def _local_path(name: str) -> Path:
+    if name.startswith("file:"):
+        return Path(url2pathname(urlsplit(name).path))
+    return Path(name).expanduser()
+
+
+def _pip_setting(name: str) -> str | None:
+    """Return pip's setting: its environment variable, else the configuration file that pip heeds most."""
+    variable = f"PIP_{name.upper().replace('-', '_')}"
+    if variable in os.environ:
+        return os.environ[variable]
+    configured = os.environ.get("PIP_CONFIG_FILE", "")
     if configured == os.devnull:
-        return
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
-    files = [
-        Path(sys.prefix, "pip.conf"),
-        *([Path(configured)] if configured else []),
-        config_home / "pip" / "pip.conf",
-        Path.home() / ".pip" / "pip.conf",
-        Path("/etc/pip.conf"),
-    ]
+        return None
+    home = Path.home()
+    files = [Path(folder, "pip/pip.conf") for folder in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    files.append(Path("/etc/pip.conf"))
+    if not (configured and Path(configured).exists()):  # pip's rule: the named file stands in for the user's
+        files += [home / ".pip/pip.conf", Path(os.environ.get("XDG_CONFIG_HOME", home / ".config"), "pip/pip.conf")]
+    files += [Path(sys.prefix, "pip.conf"), *([Path(configured)] if configured else [])]
     parser = configparser.ConfigParser(interpolation=None, strict=False)
-    for file in reversed(files):  # later reads win, as in pip
+    for file in files:  # later reads win, as in pip
         try:
             parser.read(file, encoding="utf-8")
         except (configparser.Error, OSError, UnicodeDecodeError):
             continue
     for section in ("download", "global"):
-        if parser.has_option(section, "find-links"):
-            yield from parser.get(section, "find-links").split()
-            return
+        if parser.has_option(section, name):
+            return parser.get(section, name)
+    return None
 
 
-@contextmanager
-def index_client() -> Iterator[PyPISimple]:
-    """Yield a client for package indexes that follows the certificates that pip and uv are told to use."""
+def index_session() -> requests.Session:
+    """Return an HTTP session that follows the certificates that pip and uv are told to use."""
     import requests
-    from pypi_simple import PyPISimple
 
     session = requests.Session()
     for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "CURL_CA_BUNDLE"):
         if os.environ.get(name):
             session.verify = os.environ[name]
             break
-    with session, PyPISimple(default_index(), session=session) as client:
-        yield client
+    return session
 
 
-def project_files(client: PyPISimple, name: str, index_url: str | None) -> list[DistributionPackage]:
+def project_files(
+    session: requests.Session, name: str, index_url: str | None, *, stop: threading.Event | None = None
+) -> list[DistributionPackage]:
     """Return the files that the package's one index lists for it.
 
+    Args:
+        session: see :func:`index_session`.
+        name: the package.
+        index_url: its index, None for the default one.
+        stop: gives up between two attempts when it is set.
+
     Raises:
-        DownloadError: the index cannot be reached or does not have the package.
+        DownloadError: the index cannot be reached, does not have the package or is no package index.
     """
     import requests
-    from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+    from pypi_simple import NoSuchProjectError, PyPISimple, UnsupportedRepoVersionError
 
     index = index_url or default_index()
-    for attempt in range(_ATTEMPTS):
+    client = PyPISimple(index, session=session)
+    try:
+        return list(_repeated(lambda: client.get_project_page(name, timeout=_TIMEOUT).packages, stop))
+    except NoSuchProjectError as error:
+        raise DownloadError(
+            f"the index has no package {name}",
+            remedy="correct the index of this package in the recipe",
+            where=redact(index),
+        ) from error
+    except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
+        raise DownloadError(
+            f"the index could not be asked for {name}: {_short(error)}",
+            remedy="check the network, or point CUFALLBACK_FIND_LINKS at a folder that has the file",
+            where=redact(index),
+        ) from error
+
+
+def _repeated(action: Callable[[], T], stop: threading.Event | None = None) -> T:
+    """Return what ``action`` returns, tried again after each pause while it fails for want of a good connection.
+
+    Raises:
+        CancelledError: ``stop`` was set during a pause.
+    """
+    import requests
+
+    stop = stop or threading.Event()
+    for pause in _PAUSES:
         try:
-            return list(PyPISimple(index, session=client.s).get_project_page(name, timeout=_TIMEOUT).packages)
-        except NoSuchProjectError as error:
-            raise DownloadError(
-                f"the index has no package {name}",
-                remedy="correct the index of this package in the recipe",
-                where=redact(index),
-            ) from error
-        except (requests.RequestException, UnsupportedContentTypeError, ValueError) as error:
-            if attempt + 1 == _ATTEMPTS or not _transient(error):
-                raise DownloadError(
-                    f"the index could not be asked for {name}: {redact(_short(error))}",
-                    remedy="check the network, or point CUFALLBACK_FIND_LINKS at a folder that has the file",
-                    where=redact(index),
-                ) from error
-            time.sleep(0.5 * 2**attempt)
-    raise AssertionError  # the loop returns or raises
+            return action()
+        except requests.RequestException as error:
+            if not _transient(error):
+                raise
+        if stop.wait(pause):
+            raise CancelledError
+    return action()
 
 
 def fetch(
@@ -149,8 +182,8 @@ def fetch(
 ) -> tuple[Fetched, ...]:
     """Bring every wanted file into the store, in parallel, resuming what an earlier run began.
 
-    A file that the store has asks nobody. A mirror folder is tried before the index; a file there with the wanted
-    name and other bytes is refused, never passed over.
+    A file that the store has, undamaged, asks nobody. A mirror folder is tried before the index; a file there with
+    the wanted name and other bytes is refused, never passed over.
 
     Args:
         wanted: pinned files.
@@ -164,33 +197,51 @@ def fetch(
         DownloadError: a file could not be had.
         WorkspaceError: the store cannot be written.
     """
-    done: dict[Wanted, Fetched] = {}
-    missing: list[Wanted] = []
-    for item in dict.fromkeys(wanted):
-        if store.has(item.sha256):
-            done[item] = Fetched(item, store.path(item.sha256).stat().st_size, "store")
-        elif path := _in_mirrors(item, mirrors):
-            done[item] = _take(item, path, store)
+    done: dict[str, Fetched] = {}
+    missing: dict[str, Wanted] = {}
+    for item in wanted:
+        if store.intact(item.sha256):
+            done[item.sha256] = _stored(item, store)
         else:
-            missing.append(item)
+            missing[item.sha256] = item
     if missing:
-        done.update(_fetch_from_indexes(missing, store, progress, jobs))
-    return tuple(done[item] for item in wanted)
+        with _alone(store, progress):
+            remote = []
+            for sha256, item in missing.items():
+                # Another process may just have fetched it.
+                if store.has(sha256):
+                    done[sha256] = _stored(item, store)
+                elif path := _in_mirrors(item, mirrors):
+                    done[sha256] = _take(item, path, store)
+                else:
+                    remote.append(item)
+            done |= _fetch_from_indexes(remote, store, progress, jobs)
+    return tuple(replace(done[item.sha256], wanted=item) for item in wanted)
+
+
+def _stored(item: Wanted, store: Store) -> Fetched:
+    return Fetched(item, store.path(item.sha256).stat().st_size, "store")
 
 
 def _in_mirrors(item: Wanted, mirrors: Sequence[Path]) -> Path | None:
     for folder in mirrors:
         path = folder / item.filename
-        if not path.is_file():
-            continue
-        actual = sha256_file(path)
-        if actual != item.sha256:
+        try:
+            actual = sha256_file(path) if path.is_file() else None
+        except OSError as error:
+            raise DownloadError(
+                f"the mirror's file cannot be read: {error.strerror}",
+                remedy="correct its rights, or take its folder out of CUFALLBACK_FIND_LINKS",
+                where=str(path),
+            ) from error
+        if actual == item.sha256:
+            return path
+        if actual is not None:
             raise IntegrityError(
                 f"the mirror's {item.filename} has sha256 {actual}, the lock says {item.sha256}",
                 remedy="remove the file from the mirror folder, or put the locked one there",
                 where=str(path),
             )
-        return path
     return None
 
 
@@ -207,14 +258,45 @@ def _part(store: Store, item: Wanted) -> Path:
     return store.root / "part" / item.sha256
 
 
-def _fetch_from_indexes(
-    missing: Sequence[Wanted], store: Store, progress: Progress, jobs: int
-) -> dict[Wanted, Fetched]:
+@contextmanager
+def _alone(store: Store, progress: Progress) -> Iterator[None]:
+    """Let one process at a time download to a store: two would write to the same part of a file."""
+    path = store.root / "part" / ".lock"
+    with workspace_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("another process is downloading to the same store; waiting for it to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_from_indexes(missing: Sequence[Wanted], store: Store, progress: Progress, jobs: int) -> dict[str, Fetched]:
+    if not missing:
+        return {}
     stop = threading.Event()
-    with index_client() as client, ThreadPoolExecutor(max_workers=jobs) as pool:
-        found = list(pool.map(lambda item: _find(client, item), missing))
-        total = sum(size or 0 for _url, size in found)
-        with progress.bar(f"downloading {len(missing)} files", total or None, "B") as advance:
+    with index_session() as session, ThreadPoolExecutor(max_workers=jobs) as pool:
+
+        def gather(function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+            """Call ``function`` in parallel; the first failure stops what still runs."""
+            futures = [pool.submit(function, *each) for each in zip(*arguments, strict=True)]
+            try:
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                    future.result()
+                return [future.result() for future in futures]
+            except BaseException:
+                stop.set()
+                for future in futures:
+                    future.cancel()
+                raise
+
+        found = gather(lambda item: _find(session, item, stop), missing)
+        sizes = [size for _url, size in found]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        with progress.bar(f"downloading {len(missing)} file{'s' * (len(missing) > 1)}", total, "B") as advance:
             guard = threading.Lock()
 
             def count(amount: float) -> None:
@@ -222,20 +304,14 @@ def _fetch_from_indexes(
                     advance(amount)
 
             def one(item: Wanted, url: str) -> Fetched:
-                return _download(client, item, url, store, count, stop)
+                return _download(session, item, url, store, count, stop)
 
-            futures = [pool.submit(one, item, url) for item, (url, _size) in zip(missing, found, strict=True)]
-            try:
-                return {item: future.result() for item, future in zip(missing, futures, strict=True)}
-            except BaseException:
-                stop.set()
-                for future in futures:
-                    future.cancel()
-                raise
+            done = gather(one, missing, [url for url, _size in found])
+    return {item.wanted.sha256: item for item in done}
 
 
-def _find(client: PyPISimple, item: Wanted) -> tuple[str, int | None]:
-    for file in project_files(client, item.name, item.index_url):
+def _find(session: requests.Session, item: Wanted, stop: threading.Event) -> tuple[str, int | None]:
+    for file in project_files(session, item.name, item.index_url, stop=stop):
         digest = file.digests.get("sha256")
         # An index without digests is asked by file name; the bytes are checked after the download all the same.
         if digest == item.sha256 or (digest is None and file.filename == item.filename):
@@ -248,25 +324,36 @@ def _find(client: PyPISimple, item: Wanted) -> tuple[str, int | None]:
     )
 
 
-def _download(client: PyPISimple, item: Wanted, url: str, store: Store, advance: Any, stop: threading.Event) -> Fetched:
+def _download(
+    session: requests.Session, item: Wanted, url: str, store: Store, advance: Advance, stop: threading.Event
+) -> Fetched:
     import requests
 
     part = _part(store, item)
-    with workspace_errors(store.root):
-        part.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in range(_ATTEMPTS):
-        try:
-            with workspace_errors(store.root):
-                _stream(client, url, part, advance, stop)
-            break
-        except requests.RequestException as error:
-            if attempt + 1 == _ATTEMPTS or not _transient(error):
-                raise DownloadError(
-                    f"{item.filename} could not be downloaded: {redact(_short(error))}",
-                    remedy="run again: the download goes on where it stopped",
-                    where=redact(url.partition("#")[0]),
-                ) from error
-            time.sleep(0.5 * 2**attempt)
+    shown = 0  # where the bar stands: an attempt that begins anew sets it back
+
+    def count(position: int) -> None:
+        nonlocal shown
+        advance(position - shown)
+        shown = position
+
+    def attempt() -> None:
+        with workspace_errors(store.root):
+            _stream(session, url, part, count, stop)
+
+    resumed = part.exists()
+    try:
+        _repeated(attempt, stop)
+        if resumed and sha256_file(part) != item.sha256:
+            # What an earlier run left may be damaged. The index is to blame only for what it gave in one piece.
+            part.unlink()
+            _repeated(attempt, stop)
+    except requests.RequestException as error:
+        raise DownloadError(
+            f"{item.filename} could not be downloaded: {_short(error)}",
+            remedy="run again: the download goes on where it stopped",
+            where=redact(url.partition("#")[0]),
+        ) from error
     size = part.stat().st_size
     try:
         store.add(part, sha256=item.sha256)
@@ -283,31 +370,24 @@ def _download(client: PyPISimple, item: Wanted, url: str, store: Store, advance:
     return Fetched(item, size, "index")
 
 
-def _stream(client: PyPISimple, url: str, part: Path, advance: Any, stop: threading.Event) -> None:
+def _stream(
+    session: requests.Session, url: str, part: Path, count: Callable[[int], None], stop: threading.Event
+) -> None:
     """Append to ``part`` what is missing of it; a server that knows no ranges sends the file from its start."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
-    with client.s.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+    with session.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
         if response.status_code == 416:  # nothing is missing, or the part is longer than the file: the hash decides
             return
         response.raise_for_status()
         resumed = response.status_code == 206
-        if resumed:
-            advance(have)
-        expected = response.headers.get("Content-Length")
-        received = 0
         with part.open("ab" if resumed else "wb") as file:
+            count(file.tell())
             for chunk in response.iter_content(_CHUNK):
-                if stop.is_set():
-                    return
                 file.write(chunk)
-                received += len(chunk)
-                advance(len(chunk))
-        if expected is not None and received < int(expected):
-            import requests
-
-            msg = f"the connection ended after {received} of {expected} bytes"
-            raise requests.ConnectionError(msg)
+                count(file.tell())
+                if stop.is_set():
+                    raise CancelledError
 
 
 def _transient(error: Exception) -> bool:
@@ -319,4 +399,6 @@ def _transient(error: Exception) -> bool:
 
 
 def _short(error: Exception) -> str:
-    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    """Return the first line of a message; secrets go before the cut, which could hide the sign of one."""
+    lines = redact(str(error)).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,12 @@ class StageState:
             "started": self.started,
             "finished": self.finished,
         }
+
+    def confirmed(self, folder: Path) -> StageState | None:
+        """Return the state, with fresh file-system facts, when every output in ``folder`` is intact; else None."""
+        outputs = [output.confirmed(folder / output.path) for output in self.outputs]
+        intact = tuple(output for output in outputs if output is not None)
+        return replace(self, outputs=intact) if len(intact) == len(outputs) else None
 
     @staticmethod
     def read(path: Path) -> StageState | None:
@@ -96,11 +102,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: a name, what it does in a few words, and the function that does it."""
+    """One stage: a name, what it does in a few words, and the function that does it.
+
+    ``judges``: it reads more of the recipe than what affects bytes, such as contracts, bans and expectations, so a
+    change there means another run. ``publishes``: it writes the output folder, so another one means another run.
+    """
 
     name: str
     summary: str
     run: Callable[[Context], Outcome]
+    judges: bool = True
+    publishes: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class Pipeline:
     @property
     def root(self) -> Path:
         """The folder of this build."""
-        return self.work / "work" / self.plan.short_id
+        return _root(self.plan, self.work)
 
     def run(self, *, until: str | None = None, wait: bool = True) -> tuple[Ran, ...]:
         """Run every stage up to and with ``until``; return what was done and what was skipped.
@@ -139,7 +151,7 @@ class Pipeline:
             WorkspaceError: the folder is read-only or full.
             CufallbackError: whatever a stage raises.
         """
-        with workspace_errors(self.work), _only_one(self.root, self.progress, wait=wait):
+        with workspace_errors(self.work), only_one(self.root, self.progress, wait=wait):
             ran = []
             for stage in self.stages:
                 ran.append(self._run(stage))
@@ -148,24 +160,20 @@ class Pipeline:
             return tuple(ran)
 
     def _run(self, stage: Stage) -> Ran:
-        folder = self.root / stage.name
-        inputs = {
-            "plan": self.plan.build_id,
-            "code": code_digest(),
-            **{
-                name: sha256_bytes(canonical_json([output.sha256 for output in state.outputs]))
-                for name, state in self.states.items()
-            },
-        }
+        folder, started = self.root / stage.name, self.clock()
+        inputs = _inputs(self.plan, stage, self.dist)
+        for name, state in self.states.items():
+            inputs[name] = sha256_bytes(canonical_json([output.sha256 for output in state.outputs]))
         known = StageState.read(folder / STATE_FILE)
-        started = self.clock()
-        if known and known.inputs == inputs and all(output.intact(folder / output.path) for output in known.outputs):
-            self.states[stage.name] = known
-            self.progress.say(f"{stage.name}: unchanged, skipped")
-            return Ran(stage.name, "skipped", self.clock() - started)
-        if known and known.inputs == inputs:
-            damaged = [output.path for output in known.outputs if not output.intact(folder / output.path)]
-            self.progress.say(f"{stage.name}: {', '.join(damaged)} changed on disk, redone")
+        if known is not None and known.inputs == inputs:
+            confirmed = known.confirmed(folder)
+            if confirmed is not None:
+                if confirmed != known:
+                    write_json(folder / STATE_FILE, confirmed.to_json())
+                self.states[stage.name] = confirmed
+                self.progress.say(f"{stage.name}: unchanged, skipped")
+                return Ran(stage.name, "skipped", self.clock() - started)
+            self.progress.say(f"{stage.name}: its output changed on disk, redone")
         self.progress.say(f"{stage.name}: {stage.summary}")
         # The state goes first: from here until it is written again, the folder counts as unfinished.
         (folder / STATE_FILE).unlink(missing_ok=True)
@@ -199,6 +207,27 @@ class Pipeline:
         return Ran(stage.name, "done", finished - started)
 
 
+def fetches_nothing(plan: BuildPlan, first: Stage, work: Path) -> bool:
+    """Say whether ``first``, the stage with network, has been done for this plan and its outputs are intact."""
+    folder = _root(plan, work) / first.name
+    known = StageState.read(folder / STATE_FILE)
+    return known is not None and known.inputs == _inputs(plan, first) and known.confirmed(folder) is not None
+
+
+def _root(plan: BuildPlan, work: Path) -> Path:
+    return work / "work" / plan.short_id
+
+
+def _inputs(plan: BuildPlan, stage: Stage, dist: Path | None = None) -> dict[str, str]:
+    """Return the digests of what ``stage`` reads besides the outputs of earlier stages."""
+    inputs = {"plan": plan.build_id, "code": code_digest()}
+    if stage.judges:
+        inputs["recipe and locks"] = sha256_bytes(b"".join(plan.inputs[name] for name in sorted(plan.inputs)))
+    if stage.publishes:
+        inputs["dist"] = str(dist)
+    return inputs
+
+
 @cache
 def code_digest() -> str:
     """Return the digest of this package's own source: changed code redoes the stages, though not the build id."""
@@ -206,8 +235,12 @@ def code_digest() -> str:
 
 
 @contextlib.contextmanager
-def _only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
-    """Hold the lock file of this build id; the kernel frees it when the holder ends, however it ends."""
+def only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
+    """Hold the lock file of ``root``; the kernel frees it when the holder ends, however it ends.
+
+    Raises:
+        BusyError: another process holds it and ``wait`` is false.
+    """
     root.mkdir(parents=True, exist_ok=True)
     path = root / "lock"
     with path.open("a+") as file:
@@ -218,11 +251,11 @@ def _only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
             holder = file.read().strip() or "another process"
             if not wait:
                 raise BusyError(
-                    f"{holder} is building the same id",
+                    f"{holder} is working in the same folder",
                     remedy="let it finish, or run without --no-wait",
                     where=str(path),
                 ) from None
-            progress.say(f"{holder} is building the same id; waiting for it to finish")
+            progress.say(f"{holder} is working in the same folder; waiting for it to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(f"process {os.getpid()}")

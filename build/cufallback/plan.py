@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 LOCK_FILES = ("source.lock.toml", "build.txt", "runtime.txt")
 
-# Where a build runs and what people read, never what is made: these keys are no part of the build id.
-_PLACE = {"jobs", "nvcc_threads", "minimum_disk_gib", "minimum_memory_gib"}
-_PROSE = {"why", "summary", "status", "default", "end_of_line"}
-
 
 @dataclass(frozen=True)
 class Step:
@@ -106,30 +102,51 @@ class BuildPlan:
         return self.build_id[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as the JSON object whose canonical form is hashed."""
-        recipe = _without(self.recipe.model_dump(mode="json", by_alias=True), _PLACE | _PROSE)
-        locks = {name: sha256_bytes(self.inputs[name]) if name in self.inputs else None for name in LOCK_FILES}
+        """Return the plan as the JSON object whose canonical form is hashed: what affects bytes and nothing else.
+
+        Left out on purpose: where it runs (jobs, disk, memory), what people read (reasons, titles, statuses) and what
+        only judges the result (contracts, bans, expectations, limits); these redo the stages that read them.
+        """
         return {
             "schema": SCHEMA_VERSION,
             "cufallback": __version__,
-            "recipe": recipe,
-            "locks": locks,
-            "distributions": {
+            "recipe": self.recipe.name,
+            "source": _source(self.recipe),
+            "cuda": {"toolkit": self.recipe.cuda.toolkit, "architectures": list(self.recipe.cuda.architectures)},
+            "python": self.recipe.python.model_dump(mode="json"),
+            "builder": self.recipe.builder.image,
+            "locks": {
+                "source": _source_pins(self.locks.source),
                 "build": _pins(self.locks.build),
                 "runtime": _pins(self.locks.runtime),
             },
             "cuda_probe": self.probe_sha256,
             "toolchain": self.toolchain and self.toolchain.to_json(),
-            "steps": [step.to_json() for step in self.steps],
+            "commands": [
+                {"stage": step.stage, "command": list(step.command), "environment": dict(step.environment or {})}
+                for step in self.steps
+                if step.command
+            ],
         }
 
 
-def _without(value: Any, keys: set[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(inner, keys) for key, inner in value.items() if key not in keys}
-    if isinstance(value, list):
-        return [_without(inner, keys) for inner in value]
-    return value
+def _source(recipe: Recipe) -> dict[str, Any]:
+    source = recipe.source
+    keys = {"kind", "url", "commit", "package", "version", "sha256"} & type(source).model_fields.keys()
+    picks = [pick.commit for pick in source.cherry_pick] if source.kind == "git" else []
+    rewrites = [rewrite.model_dump(mode="json", exclude={"why"}) for rewrite in source.rewrite]
+    return {**source.model_dump(mode="json", include=keys), "cherry_pick": picks, "rewrite": rewrites}
+
+
+def _source_pins(lock: SourceLock | None) -> dict[str, Any] | None:
+    if lock is None:
+        return None
+    pins = [
+        {"name": item.label, "url": item.url, "commit": item.commit, "sha256": item.sha256}
+        for item in lock.sources
+        if item.pinned
+    ]
+    return {"tree_sha256": lock.tree_sha256, "epoch": lock.epoch, "pins": pins}
 
 
 def _pins(lock: Lock | None) -> list[dict[str, Any]] | None:

@@ -75,7 +75,7 @@ class Rich:
 
     def say(self, text: str) -> None:
         """See :meth:`Progress.say`."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, title: str, total: float | None, unit: str = "") -> Iterator[Advance]:

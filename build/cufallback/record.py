@@ -199,7 +199,7 @@ def timestamp(seconds: float) -> str:
 
 def files_below(folder: Path) -> list[File]:
     """Hash every file below ``folder`` except the record and the checksum list, sorted by path."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return [
         File(path=path.relative_to(folder).as_posix(), sha256=sha256_file(path), size=path.stat().st_size)
         for path in paths
@@ -276,10 +276,10 @@ def read_record(folder: Path) -> Record:
     """
     path = folder / RECORD
     remedy = "give the folder that `cufallback build` printed, dist/<recipe>/<build id>/, unaltered"
+    if not path.is_file():  # a pipe of that name would be waited for
+        raise RecordError("there is no record here", remedy=remedy, where=str(path))
     try:
         data = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise RecordError("there is no record here", remedy=remedy, where=str(path)) from error
     except OSError as error:
         raise RecordError(f"cannot be read: {error.strerror}", remedy=remedy, where=str(path)) from error
     except (ValueError, RecursionError) as error:

@@ -75,9 +75,12 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
 
 
 def _probe_environment(recipe: Recipe) -> dict[str, str]:
+    from cufallback.cuda.questions import isa_of
+
     return {
         "CUFALLBACK_PROBE_ARCHITECTURES": " ".join(recipe.cuda.architectures),
         "CUFALLBACK_PROBE_PTX": PROBE_PTX,
+        "CUFALLBACK_PROBE_PTX_ISA": str(isa_of(recipe.cuda.toolkit)),
     }
 
 
@@ -111,6 +114,7 @@ def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
     contracts = check_contracts(tree, source.contract)
     require_contracts(contracts)
     require_locked(harvest(tree), lock, source.unused)
+    _require_allowed(context)
     git = isinstance(source, GitSource)
     return {
         "kind": checkout.kind,
@@ -155,6 +159,18 @@ def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
     }
 
 
+def _require_allowed(context: Context) -> None:
+    """Hold the locks to the recipe's bans: one may be younger than the lock."""
+    from cufallback.deps.policy import Resolved, require_allowed
+
+    recipe, locks = context.plan.recipe, context.plan.pinned()
+    for lock in (locks.build, locks.runtime):
+        closure = [Resolved(item.name, item.version) for item in lock.distributions]
+        where = f"locks/{recipe.name}/{lock.which}.txt"
+        for allowed in require_allowed(closure, recipe.deps.ban, where=where):
+            context.progress.say(f"{allowed.name} {allowed.version} passes by exception: {allowed.why}")
+
+
 def _fetch_distributions(context: Context) -> list[dict[str, Any]]:
     from cufallback.deps.lockfile import wanted
     from cufallback.deps.wheelhouse import fill
@@ -186,8 +202,8 @@ def _fetch_distributions(context: Context) -> list[dict[str, Any]]:
 
 def _check_requirements(context: Context, tree: Path) -> list[dict[str, Any]]:
     """Demand that the locks were resolved from these very requirements; return the edits for the record."""
-    from cufallback.deps.lock import target_of
     from cufallback.deps.surgery import operate
+    from cufallback.deps.target import target_of
 
     recipe, locks = context.plan.recipe, context.plan.pinned()
     operated = operate(tree, recipe.deps, target_of(recipe))
@@ -368,7 +384,7 @@ def _stage_entries(context: Context) -> list[dict[str, Any]]:
 
 STAGES: tuple[Stage, ...] = (
     Stage("prefetch", "fetch and verify sources and distributions", prefetch),
-    Stage("wheels", "build without network", wheels),
+    Stage("wheels", "build without network", wheels, judges=False),
     Stage("inspect", "read what the wheels really are", inspect),
-    Stage("record", "write and verify the record", record),
+    Stage("record", "write and verify the record", record, publishes=True),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def workspace_errors(path: Path) -> Iterator[None]:
             raise
         where = str(error.filename or path)
         raise WorkspaceError(os.strerror(number), remedy=remedies[number], where=where) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Fail now, not after hours, when ``folder`` cannot be made or written.
+
+    Raises:
+        WorkspaceError: it cannot.
+    """
+    with workspace_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".writable.")
+        os.close(handle)
+        Path(name).unlink()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -133,11 +147,18 @@ def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
 def replaced_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of ``target`` when the block ends well; else nothing changes.
 
+    Another process that does the same in the same parent folder waits: the parent itself is the lock, so that no
+    lock file lies among what is published.
+
     Raises:
         WorkspaceError: the parent folder cannot be written.
     """
     partial, old = (target.with_name(f".{target.name}.{what}") for what in ("partial", "old"))
-    with workspace_errors(target):
+    with contextlib.ExitStack() as stack, workspace_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, parent)
+        fcntl.flock(parent, fcntl.LOCK_EX)
         for leftover in (partial, old):
             if leftover.exists():
                 shutil.rmtree(leftover)
@@ -165,6 +186,16 @@ class Store:
     def has(self, sha256: str) -> bool:
         """Say whether a file of that digest is here. Its bytes are checked when it is used, not here."""
         return self.path(sha256).is_file()
+
+    def intact(self, sha256: str) -> bool:
+        """Say whether the file is here with the right bytes. A damaged one is dropped, so that it is fetched anew."""
+        stored = self.path(sha256)
+        if not stored.is_file():
+            return False
+        if sha256_file(stored) == sha256:
+            return True
+        stored.unlink()
+        return False
 
     def add(self, source: Path, *, sha256: str) -> Path:
         """Move ``source`` into the store after checking its digest.
@@ -199,12 +230,9 @@ class Store:
             IntegrityError: the stored file is missing or its bytes were damaged; a damaged one is dropped.
         """
         stored = self.path(sha256)
-        if not stored.is_file():
-            raise IntegrityError(f"{sha256} is not in the store", remedy="run prefetch again", where=str(self.root))
-        if sha256_file(stored) != sha256:
-            stored.unlink()
+        if not self.intact(sha256):
             raise IntegrityError(
-                "the stored file was damaged and has been dropped",
+                "the stored file is missing, or was damaged and has been dropped",
                 remedy="run again: it is fetched anew",
                 where=str(stored),
             )
@@ -247,13 +275,18 @@ class Fingerprint:
         facts = _facts(path)
         return Fingerprint(str(path), tree_digest(path) if path.is_dir() else sha256_file(path), facts)
 
-    def intact(self, path: Path) -> bool:
-        """Say whether ``path`` still has this digest; hashes only when size, times or inode moved."""
+    def confirmed(self, path: Path) -> Fingerprint | None:
+        """Return the fingerprint when ``path`` still has this digest, else None.
+
+        Hashes only when size, times or inode moved, as they do when another build links the same stored file; the
+        returned one then has the new facts, so that the next look is cheap again.
+        """
         if not path.exists():
-            return False
+            return None
         if _facts(path) == self.facts:
-            return True
-        return (tree_digest(path) if path.is_dir() else sha256_file(path)) == self.sha256
+            return self
+        now = Fingerprint.of(path)
+        return replace(now, path=self.path) if now.sha256 == self.sha256 else None
 
 
 def _facts(path: Path) -> str:

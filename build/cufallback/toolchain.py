@@ -7,8 +7,9 @@ import platform
 import re
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,9 +22,11 @@ from cufallback.process import Runner
 from cufallback.recipe import GitSource, Recipe
 
 # vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); git 2.25 brought partial clones
-# with sparse filters that servers accept today; uv 0.9 is the first whose flat indexes can be explicit.
-MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9"}
+# with sparse filters that servers accept today; of uv 0.9.17 and 0.9.26 only the second takes
+# --exclude-newer-package NAME=false (both tried).
+MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9.26"}
 _CONNECT_SECONDS = 0.6
+_ANSWER_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
     A recipe with a builder image takes its toolchain from that image and never from the host: for it the
     toolchain is None until the image's own is locked.
     """
-    needs = [_tool("uv", _version_of((_uv_or_name(), "--version"), runner), "python3 -m pip install uv")]
+    needs = [probe_uv(runner)]
     if isinstance(recipe.source, GitSource):
         needs.append(_tool("git", _version_of(("git", "--version"), runner), "install git with the system's packages"))
     if recipe.builder.image is not None:
@@ -98,6 +101,11 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
         libc = " ".join(platform.libc_ver()).strip() or "unknown"
         toolchain = Toolchain(platform.machine(), libc, python, compiler, linker)
     return toolchain, tuple(needs)
+
+
+def probe_uv(runner: Runner) -> Need:
+    """Ask for uv and its version."""
+    return _tool("uv", _version_of((_uv_or_name(), "--version"), runner), "python3 -m pip install uv")
 
 
 def probe_machine(recipe: Recipe, work: Path) -> tuple[Need, ...]:
@@ -142,8 +150,22 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
             return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
         return Need(what, "reachable", "reachable", "ok")
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return tuple(pool.map(reach, servers.items()))
+    answers: dict[str, Need] = {}
+    # Daemon threads, since a name server that does not answer would hold up a pool for longer than anyone waits.
+    threads = [
+        threading.Thread(target=lambda server=server: answers.update({server[0]: reach(server)}), daemon=True)
+        for server in servers.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    silent = f"no answer within {_ANSWER_SECONDS:g} s"
+    return tuple(
+        answers.get(name) or Need(f"network: {name}", "reachable", silent, "missing", f"open the way to {name}")
+        for name in servers
+    )
 
 
 def require(needs: Sequence[Need]) -> None:

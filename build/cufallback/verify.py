@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -55,24 +56,32 @@ def verify(folder: Path) -> Verification:
         RecordError: there is no record that can be read; everything else is a failed check.
     """
     record = read_record(folder)
-    checks: list[Check] = []
-    for look in (_files, _plan, _inputs, _subjects, _inspection, _pylock, _stages):
+    checks = list(_files(folder, record))
+    if any(check.status == "failed" for check in checks):
+        # What the record says of other files is not worth reading on: it could lead anywhere.
+        checks.append(Check("everything else", "not_run", "the files are not those of the record"))
+        return Verification(str(folder), record.build_id, tuple(checks))
+    for look in (_plan, _inputs, _subjects, _inspection, _pylock, _stages):
         checks.extend(look(folder, record))
     return Verification(str(folder), record.build_id, tuple(checks))
 
 
 def _files(folder: Path, record: Record) -> Iterator[Check]:
     """Every file against the record and SHA256SUMS, and none besides."""
-    listed = {file.path: file for file in record.files}
-    links = [path for path in folder.rglob("*") if path.is_symlink()]
-    for link in links:
-        yield Check(f"file {link.relative_to(folder)}", "failed", "is a link; a build folder holds plain files only")
-    if links:
+    entries = [(entry, entry.lstat().st_mode) for entry in sorted(folder.rglob("*"))]
+    odd = [entry for entry, mode in entries if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)]
+    for entry in odd:
+        yield Check(
+            f"file {entry.relative_to(folder)}", "failed", "is no plain file; a build folder holds nothing else"
+        )
+    if odd:
         return
-    for other in folder.rglob("*"):
-        if not other.is_file() and not other.is_dir():
-            yield Check(f"file {other.relative_to(folder)}", "failed", "is neither a file nor a folder")
-    present = {file.path: file for file in files_below(folder)}
+    listed = {file.path: file for file in record.files}
+    try:
+        present = {file.path: file for file in files_below(folder)}
+    except OSError as error:
+        yield Check(f"file {error.filename}", "failed", f"cannot be read: {error.strerror}")
+        return
     for path in sorted(listed.keys() | present.keys()):
         if path not in present:
             yield Check(f"file {path}", "failed", "the record lists it, but it is not here")
@@ -175,7 +184,7 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
 
 
 def _inspection(folder: Path, record: Record) -> Iterator[Check]:
-    """inspection.json equals the record's, no finding failed, and inspecting the wheels again says the same."""
+    """inspection.json equals the record's, inspecting the wheels again shows the same, and no finding failed."""
     from cufallback.recipe import parse_recipe
     from cufallback.stages import inspect_wheels
 
@@ -185,13 +194,6 @@ def _inspection(folder: Path, record: Record) -> Iterator[Check]:
         return
     same = document == record.inspection
     yield Check("inspection", "passed" if same else "failed", f"{INSPECTION} and {RECORD} {_agree(same)}")
-    failed = [
-        f"{finding.get('what')}: {finding.get('why')}"
-        for wheel in record.inspection
-        for finding in wheel.get("findings", [])
-        if finding.get("status") == "failed"
-    ]
-    yield Check("inspection findings", "failed" if failed else "passed", "; ".join(failed) or "none failed")
     try:
         paths = [folder / subject.path for subject in record.subjects]
         again = inspect_wheels(paths, parse_recipe(folder / record.recipe.path))
@@ -199,10 +201,31 @@ def _inspection(folder: Path, record: Record) -> Iterator[Check]:
         reason = error.reason if isinstance(error, CufallbackError) else str(error)
         yield Check("inspection repeated", "failed", reason)
         return
-    same = again == record.inspection
-    yield Check(
-        "inspection repeated", "passed" if same else "failed", f"what the wheels show and the record {_agree(same)}"
-    )
+    same = _facts(again) == _facts(record.inspection)
+    why = f"what the wheels show and the record {_agree(same)}"
+    yield Check("inspection repeated", "passed" if same else "failed", why)
+    for made, inspection in (("recorded", record.inspection), ("repeated", again)):
+        failed = [
+            f"{wheel.get('file')}: {finding.get('what')}: {finding.get('why')}"
+            for wheel in inspection
+            for finding in wheel.get("findings", [])
+            if finding.get("status") == "failed"
+        ]
+        yield Check(f"findings {made}", "failed" if failed else "passed", "; ".join(failed) or "none failed")
+
+
+def _facts(inspections: list[dict[str, Any]]) -> list[Any]:
+    """Return what was read from each wheel without what was said of it, which a newer version may say otherwise."""
+    wheel_keys = ("file", "sha256", "size", "name", "version", "tags")
+    file_keys = ("path", "size", "needed", "rpath", "glibc", "sass", "ptx", "fault")
+    return [
+        {
+            **{key: wheel.get(key) for key in wheel_keys},
+            "extensions": [{key: file.get(key) for key in file_keys} for file in wheel.get("extensions", [])],
+            "minimum_driver": wheel.get("minimum_driver", {}).get("driver"),
+        }
+        for wheel in inspections
+    ]
 
 
 def _agree(same: bool) -> str:

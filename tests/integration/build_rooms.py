@@ -110,7 +110,7 @@ class Rehearsal:
         return work / "work" / self.folder.name / name
 
     def copy_work(self, target: Path, *stages: str) -> Path:
-        """Make a work folder with the same store and these finished stages. Stages replace files, never rewrite them."""
+        """Make a work folder of links with the same store and these finished stages: stages replace files whole."""
         shutil.copytree(self.work / "store", target / "store", copy_function=os.link)
         for name in stages:
             shutil.copytree(self.stage(self.work, name), self.stage(target, name), symlinks=True, copy_function=_link)

@@ -16,12 +16,11 @@ from cufallback.recipe import (
     GitSource,
     SdistSource,
     json_schema,
-    key_path,
-    line_of,
     load_recipe,
     parse_recipe,
 )
 from cufallback.resources import recipe_files
+from cufallback.tomlplace import key_path, line_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((CHECKOUT / "recipes").glob("*.toml"))

@@ -248,10 +248,10 @@ def test_every_change_of_a_tree_changes_digest_and_fingerprint(tmp_path: Path, e
     make_tree(tmp_path / "tree")
     before = tree_digest(tmp_path / "tree")
     fingerprint = Fingerprint.of(tmp_path / "tree")
-    assert fingerprint.intact(tmp_path / "tree")
+    assert fingerprint.confirmed(tmp_path / "tree")
     edit(tmp_path / "tree")  # type: ignore[operator]
     assert tree_digest(tmp_path / "tree") != before
-    assert not fingerprint.intact(tmp_path / "tree")
+    assert not fingerprint.confirmed(tmp_path / "tree")
 
 
 def test_a_name_that_is_not_utf8_counts_too(tmp_path: Path) -> None:
@@ -379,11 +379,11 @@ def test_fingerprint_of_a_file(tmp_path: Path) -> None:
     fingerprint = Fingerprint.of(path)
     assert fingerprint.sha256 == sha(b"one")
     path.touch()
-    assert fingerprint.intact(path), "other times, same bytes"
+    assert fingerprint.confirmed(path), "other times, same bytes"
     path.write_bytes(b"two")
-    assert not fingerprint.intact(path)
+    assert not fingerprint.confirmed(path)
     path.unlink()
-    assert not fingerprint.intact(path)
+    assert not fingerprint.confirmed(path)
 
 
 def test_fingerprint_sees_a_change_whose_time_was_set_back(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_fingerprint_sees_a_change_whose_time_was_set_back(tmp_path: Path) -> No
     fingerprint = Fingerprint.of(path)
     path.write_bytes(b"two")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not fingerprint.intact(path)
+    assert not fingerprint.confirmed(path)
 
 
 def test_fingerprint_hashes_only_what_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,10 +402,10 @@ def test_fingerprint_hashes_only_what_moved(tmp_path: Path, monkeypatch: pytest.
     fingerprint = Fingerprint.of(path)
     hashed: list[Path] = []
     monkeypatch.setattr("cufallback.store.sha256_file", lambda path: hashed.append(path) or "")
-    assert fingerprint.intact(path)
+    assert fingerprint.confirmed(path)
     assert not hashed
     path.touch()
-    assert not fingerprint.intact(path)
+    assert not fingerprint.confirmed(path)
     assert hashed == [path]
 
 
@@ -423,4 +423,4 @@ def test_a_file_that_changes_while_it_is_hashed_is_hashed_again(
     with monkeypatch.context() as patched:
         patched.setattr("cufallback.store.sha256_file", change_after_hashing)
         fingerprint = Fingerprint.of(path)
-    assert not fingerprint.intact(path)
+    assert not fingerprint.confirmed(path)

@@ -36,7 +36,6 @@ def test_the_rehearsal_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert {need["state"] for need in plan["needs"]} <= {"ok", "not checked"}, plan["needs"]
     assert plan["complete"]
     assert re.fullmatch(r"[0-9a-f]{64}", plan["build_id"])
-    assert [step["stage"] for step in plan["plan"]["steps"]][0] == "prefetch"
     assert {step["stage"] for step in plan["plan"]["steps"]} == {"prefetch", "wheels", "inspect", "record"}
     offline = {step["stage"] for step in plan["plan"]["steps"] if step["network"]}
     assert offline == {"prefetch"}, "no stage after prefetch uses the network"

@@ -10,21 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
+from cufallback.deps.lockfile import explicit_indexes
 from cufallback.deps.policy import Resolved
 from cufallback.deps.surgery import Operated
-from cufallback.download import default_index
+from cufallback.deps.target import Target, target_of, wheels_in
+from cufallback.download import default_index, index_session, project_files
 from cufallback.errors import CommandError, LockError
 from cufallback.process import Runner
 from cufallback.recipe import Recipe
 from cufallback.store import write_atomic
+from cufallback.toolchain import probe_uv, require
 from cufallback.wheel.environment import find_uv
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:(?P<sha256>[0-9a-f]{64})")
-_VIA = re.compile(r"^\s+#\s+(?:via\s+)?(?P<parent>\S.*)$")
+_VIA = re.compile(r"^\s+#\s+(?:via\s+)?(?P<parent>\S+)")
 _PROJECT = "resolution"
+# What of the user's settings for uv and pip has a say here: how to reach the network, never what is resolved.
+_KEPT_SETTINGS = re.compile(
+    r"UV_(?:CACHE_DIR|NO_CACHE|OFFLINE|HTTP_\w+|SYSTEM_CERTS|NATIVE_TLS|INSECURE_HOST|KEYRING_PROVIDER|CONCURRENT_\w+"
+    r"|INDEX_\w+_(?:USERNAME|PASSWORD))"
+    r"|PIP_(?:CACHE_DIR|NO_CACHE_DIR|CERT|CLIENT_CERT|PROXY|TIMEOUT|DEFAULT_TIMEOUT|RETRIES|TRUSTED_HOST|KEYRING_PROVIDER)"
+)
 _LIMIT = 900.0  # seconds for one resolution
 
 
@@ -47,20 +56,23 @@ def resolve(
     Args:
         operated: requirement lines and overrides.
         recipe: names target, time bound and indexes.
-        mirrors: find-links folders; an explicit index all of whose packages lie in one is replaced by it.
+        mirrors: find-links folders; one that has every package of an explicit index, each pinned exactly, stands in
+            for it.
         workdir: folder for the generated project and the log.
         runner: starts uv.
 
     Raises:
         LockError: no resolution; uv's explanation is in the remedy.
-        ToolchainError: no uv.
+        DownloadError: an explicit index cannot be asked.
+        ToolchainError: no uv, or one too old.
     """
+    require([probe_uv(runner)])
     lines = list(operated.lines)
     while True:
         resolution = _uv(lines, operated.overrides, recipe, mirrors, workdir, runner)
         direct = {canonicalize_name(Requirement(line).name) for line in lines}
-        explicit = {canonicalize_name(name) for index in recipe.deps.index for name in index.packages}
-        strays = [item.name for item in resolution.closure if item.name in explicit and item.name not in direct]
+        explicit = explicit_indexes(recipe).keys() - direct
+        strays = [item.name for item in resolution.closure if item.name in explicit]
         if not strays:
             return resolution
         lines += strays
@@ -75,7 +87,8 @@ def _uv(
     runner: Runner,
 ) -> Resolution:
     project = workdir / "pyproject.toml"
-    write_atomic(project, _pyproject(lines, recipe, mirrors).encode())
+    text, unbounded = _pyproject(lines, recipe, mirrors)
+    write_atomic(project, text.encode())
     override_file = workdir / "overrides.txt"
     write_atomic(override_file, "".join(f"{line}\n" for line in overrides).encode())
     out = workdir / "resolved.txt"
@@ -84,19 +97,41 @@ def _uv(
     command += ["--generate-hashes", "--no-header", "--only-binary", ":all:"]
     command += ["--python-version", recipe.python.version, "--python-platform", recipe.python.platform]
     command += ["--exclude-newer", recipe.deps.exclude_newer, "--overrides", override_file, "--output-file", out]
-    # A mirror's index page gives no upload times, and uv takes a file without one as too new.
-    environment = {**os.environ, "UV_DEFAULT_INDEX": default_index(), "UV_PYTHON_DOWNLOADS": "never"}
+    for name in unbounded:
+        command += ["--exclude-newer-package", f"{name}=false"]
+    environment = _environment(UV_DEFAULT_INDEX=default_index(), UV_PYTHON_DOWNLOADS="never")
+    _run(command, recipe, workdir, environment, runner)
+    return parse_resolution(out.read_text(encoding="utf-8"), where=str(out))
+
+
+def _run(
+    command: Sequence[str | Path], recipe: Recipe, workdir: Path, environment: Mapping[str, str], runner: Runner
+) -> None:
     try:
-        runner.run(command, cwd=workdir, env=environment, log=workdir / "uv.log", timeout=_LIMIT)
+        runner.run(command, cwd=workdir, env=environment, log=workdir / "resolver.log", timeout=_LIMIT)
     except CommandError as error:
         raise LockError(
-            "the requirements could not be resolved", remedy=error.remedy, where=f"recipe {recipe.name}"
+            f"the requirements could not be resolved: {error.reason}",
+            remedy=error.remedy,
+            where=f"recipe {recipe.name}",
         ) from error
-    return parse_resolution(out.read_text(encoding="utf-8"))
 
 
-def _pyproject(lines: Sequence[str], recipe: Recipe, mirrors: Sequence[Path]) -> str:
-    """Return a project whose sources tie each package of an explicit index to that index."""
+def _environment(**own: str) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("UV_", "PIP_")) or _KEPT_SETTINGS.fullmatch(name)
+    }
+    return {**kept, **own}
+
+
+def _pyproject(lines: Sequence[str], recipe: Recipe, mirrors: Sequence[Path]) -> tuple[str, list[str]]:
+    """Return a project whose sources tie each package of an explicit index to that index.
+
+    And the packages whose index gives no upload times: uv would take each of their files as too new.
+    """
+    unbounded: list[str] = []
     direct = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
     text = [
         "[project]",
@@ -112,67 +147,89 @@ def _pyproject(lines: Sequence[str], recipe: Recipe, mirrors: Sequence[Path]) ->
         used = [direct[name] for name in map(canonicalize_name, index.packages) if name in direct]
         if not used:
             continue
-        mirror = _mirror_of(used, mirrors)
+        mirror = _mirror_of(used, mirrors, target_of(recipe))
+        if mirror is None:
+            unbounded += [requirement.name for requirement in used if not _has_times(requirement.name, index.url)]
         text += ["", "[[tool.uv.index]]", f'name = "{index.name}"', "explicit = true"]
         text += [f"url = {_quoted(str(mirror))}", 'format = "flat"'] if mirror else [f"url = {_quoted(index.url)}"]
         sources += [f'"{requirement.name}" = {{ index = "{index.name}" }}' for requirement in used]
-    return "\n".join([*text, *sources, ""])
+    return "\n".join([*text, *sources, ""]), unbounded
 
 
-def _mirror_of(requirements: Sequence[Requirement], mirrors: Sequence[Path]) -> Path | None:
-    """Return the folder that holds a wheel for each requirement, or None."""
+def _has_times(name: str, index_url: str) -> bool:
+    with index_session() as session:
+        return any(file.upload_time is not None for file in project_files(session, name, index_url))
+
+
+def _mirror_of(requirements: Sequence[Requirement], mirrors: Sequence[Path], target: Target) -> Path | None:
+    """Return the folder that has a wheel for each requirement, or None.
+
+    A requirement that leaves a choice asks its index: the lock must not depend on what lies in a folder here.
+    """
     for folder in mirrors:
-        have = []
-        for path in folder.glob("*.whl"):
-            try:
-                name, version, _build, _tags = parse_wheel_filename(path.name)
-            except InvalidWheelFilename:
-                continue
-            have.append((name, version))
         if all(
-            any(
-                name == canonicalize_name(item.name) and item.specifier.contains(version, prereleases=True)
-                for name, version in have
-            )
+            (version := _exact(item)) is not None
+            and target.best(path.name for path in wheels_in(folder, item.name, version))
             for item in requirements
         ):
             return folder.resolve()
     return None
 
 
+def _exact(requirement: Requirement) -> str | None:
+    pins = [item.version for item in requirement.specifier if item.operator == "==" and not item.version.endswith(".*")]
+    return pins[0] if pins else None
+
+
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def parse_resolution(text: str) -> Resolution:
-    """Read what uv or pip-tools wrote: pins, hashes, and who requires what from the ``# via`` comments."""
+def parse_resolution(text: str, *, where: str) -> Resolution:
+    """Read what uv or pip-tools wrote: pins, hashes, and who requires what from the ``# via`` comments.
+
+    Raises:
+        LockError: a line that is no exact pin of an index, such as one with a URL.
+    """
     order: list[tuple[str, str]] = []
     hashes: dict[str, set[str]] = {}
     via: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        pin = _PIN.match(line)
+    for number, line in enumerate(text.splitlines(), start=1):
+        pin, digest, parent = _PIN.match(line), _HASH.search(line), _VIA.match(line)
         if pin:
             name = canonicalize_name(pin["name"])
             order.append((name, pin["version"]))
-            hashes.setdefault(name, set())
-            via.setdefault(name, [])
-        if order and (digest := _HASH.search(line)):
+            hashes[name], via[name] = set(), []
+        elif not digest and line.strip() and not line.lstrip().startswith("#"):
+            raise LockError(
+                f"an exact pin was expected, not {line.strip()!r}",
+                remedy="choose a release from an index with an edit in the recipe",
+                where=f"{where}:{number}",
+            )
+        if order and digest:
             hashes[order[-1][0]].add(digest["sha256"])
-        parent = _VIA.match(line)
         if order and parent and parent["parent"] != "via":
-            words = parent["parent"].split()
-            if words[0] != _PROJECT and not words[0].startswith(("-r", "--")):
-                via[order[-1][0]].append(canonicalize_name(words[0]))
-    closure = tuple(Resolved(name, version, tuple(via[name])) for name, version in order)
+            via[order[-1][0]].append(parent["parent"])
+    closure = tuple(
+        Resolved(
+            name,
+            version,
+            # -r, -c and --override name files, not distributions
+            tuple(canonicalize_name(by) for by in via[name] if by != _PROJECT and not by.startswith("-")),
+            direct=not {_PROJECT, "-r"}.isdisjoint(via[name]),
+        )
+        for name, version in order
+    )
     return Resolution(closure, {name: frozenset(found) for name, found in hashes.items()})
 
 
 def second_opinion(
     operated: Operated, resolution: Resolution, recipe: Recipe, *, workdir: Path, runner: Runner
 ) -> tuple[str, ...]:
-    """Resolve what comes from the default index with pip-tools and return every difference, one line each.
+    """Resolve with pip-tools what comes from the default index alone and return every difference, one line each.
 
-    Requirements of an explicit index are left out, so what only they need is not compared.
+    pip-tools knows neither an index per package nor overrides. Requirements that need a package of an explicit
+    index or an overridden one are left out, and what they need beside it is held at uv's version.
 
     Raises:
         LockError: this Python is not the recipe's, or pip-tools finds no resolution.
@@ -184,23 +241,21 @@ def second_opinion(
             remedy=f"run cufallback with Python {recipe.python.version} for the second opinion",
             where="--engine pip-tools",
         )
-    explicit = {canonicalize_name(name) for index in recipe.deps.index for name in index.packages}
-    lines = [line for line in operated.lines if canonicalize_name(Requirement(line).name) not in explicit]
-    source, out = workdir / "second.in", workdir / "second.txt"
+    lines, held = _default_index_part(operated, resolution, recipe)
+    if not lines:
+        return ()
+    source, constraints, out = (workdir / name for name in ("second.in", "second.constraints", "second.txt"))
     write_atomic(source, "".join(f"{line}\n" for line in lines).encode())
+    write_atomic(constraints, "".join(f"{line}\n" for line in held).encode())
     out.unlink(missing_ok=True)  # pip-compile would take its pins and hashes over
-    command: list[str | Path] = [sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes"]
-    command += ["--allow-unsafe", "--no-header", "--no-emit-index-url", "--no-emit-find-links", "--strip-extras"]
-    command += ["--uploaded-prior-to", recipe.deps.exclude_newer, "--output-file", out, source]
-    environment = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
-    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": default_index()}
-    try:
-        runner.run(command, cwd=workdir, env=environment, log=workdir / "pip-tools.log", timeout=_LIMIT)
-    except CommandError as error:
-        raise LockError(
-            "pip-tools could not resolve the requirements", remedy=error.remedy, where=f"recipe {recipe.name}"
-        ) from error
-    other = parse_resolution(out.read_text(encoding="utf-8"))
+    command: list[str | Path] = [sys.executable, "-m", "piptools", "compile", "--no-config", "--quiet"]
+    command += ["--generate-hashes", "--allow-unsafe", "--no-header", "--no-emit-index-url", "--strip-extras"]
+    command += ["--no-emit-find-links", "--no-emit-options", "--pip-args", "--only-binary=:all:"]
+    command += ["--constraint", constraints, "--uploaded-prior-to", recipe.deps.exclude_newer]
+    command += ["--output-file", out, source]
+    environment = _environment(PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL=default_index())
+    _run(command, recipe, workdir, environment, runner)
+    other = parse_resolution(out.read_text(encoding="utf-8"), where=str(out))
     ours = {item.name: item.version for item in resolution.closure}
     differences = []
     for item in other.closure:
@@ -211,3 +266,30 @@ def second_opinion(
         elif other.hashes[item.name] != resolution.hashes[item.name]:
             differences.append(f"{item.name} {item.version}: the hash sets differ")
     return tuple(differences)
+
+
+def _default_index_part(operated: Operated, resolution: Resolution, recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Return the requirement lines that need the default index alone, and the pins of what the others need too."""
+    special = explicit_indexes(recipe).keys() | {canonicalize_name(Requirement(it).name) for it in operated.overrides}
+    version = {item.name: item.version for item in resolution.closure}
+    needs: dict[str, set[str]] = {name: set() for name in version}
+    for item in resolution.closure:
+        for parent in item.via:
+            needs[parent].add(item.name)
+
+    def reach(name: str) -> set[str]:
+        found, todo = {name}, [name]
+        while todo:
+            new = needs.get(todo.pop(), set()) - found
+            found |= new
+            todo += new
+        return found
+
+    lines, shared = [], set[str]()
+    for line in operated.lines:
+        reached = reach(canonicalize_name(Requirement(line).name))
+        if reached.isdisjoint(special):
+            lines.append(line)
+        else:
+            shared |= reached - special
+    return lines, [f"{name}=={version[name]}" for name in sorted(shared & version.keys())]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from cufallback.deps.compile import Resolution, resolve, second_opinion
-from cufallback.deps.lockfile import LockedDistribution, Which, parse_lock, render_lock
-from cufallback.deps.policy import require_allowed
+from cufallback.deps.lockfile import LockedDistribution, Which, explicit_indexes, parse_lock, render_lock
+from cufallback.deps.policy import Resolved, require_allowed
 from cufallback.deps.surgery import Operated, operate
-from cufallback.deps.target import Target
-from cufallback.download import index_client, project_files
+from cufallback.deps.target import target_of, wheels_in
+from cufallback.download import index_session, project_files
 from cufallback.errors import LockError
 from cufallback.process import Runner
 from cufallback.progress import Progress
@@ -31,11 +31,6 @@ class FreshLock:
     which: Which
     text: str
     distributions: tuple[LockedDistribution, ...]
-
-
-def target_of(recipe: Recipe) -> Target:
-    """Return the Python and platform that a recipe's locks are for."""
-    return Target(recipe.python.version, recipe.python.platform)
 
 
 def make_locks(
@@ -102,53 +97,54 @@ def _one_file_each(resolution: Resolution, recipe: Recipe, mirrors: Sequence[Pat
     it is the same whether an index or a mirror of some of its files was asked.
     """
     target = target_of(recipe)
-    index: dict[str, str] = {canonicalize_name(name): row.url for row in recipe.deps.index for name in row.packages}
-    with index_client() as client, ThreadPoolExecutor(max_workers=8) as pool:
+    index = explicit_indexes(recipe)
+    with index_session() as session, ThreadPoolExecutor(max_workers=8) as pool:
 
-        def choose(item: tuple[str, str]) -> LockedDistribution:
-            name, version = item
-            url = index.get(name)
-            files = _in_mirrors(name, version, mirrors) if url else {}
-            if not files:
-                files = {
-                    file.filename: file.digests.get("sha256", "")
-                    for file in project_files(client, name, url)
-                    if file.version is not None and _same(file.version, version)
-                }
-            known = {filename: digest for filename, digest in files.items() if digest in resolution.hashes[name]}
-            chosen = target.best(known)
-            if chosen is None:
+        def choose(item: Resolved) -> LockedDistribution:
+            def best(digests: Mapping[str, str]) -> LockedDistribution | None:
+                fitting = (name for name, digest in digests.items() if digest in resolution.hashes[item.name])
+                chosen = target.best(fitting)
+                return LockedDistribution(item.name, item.version, chosen, digests[chosen]) if chosen else None
+
+            url = index.get(item.name)
+            mirrored = best(_in_mirrors(item, mirrors)) if url else None
+            if mirrored:
+                return mirrored
+            offered = {
+                file.filename: file.digests.get("sha256", "")
+                for file in project_files(session, item.name, url)
+                if file.version is not None and _same(file.version, item.version)
+            }
+            locked = best(offered)
+            if locked is None and not any(offered.values()):
                 raise LockError(
-                    f"{name} {version} has no wheel for Python {target.python} on {target.platform}",
+                    f"the index gives no sha256 for {item.name} {item.version}",
+                    remedy="take it from an index that does, with deps.index in the recipe",
+                    where=f"recipe {recipe.name}",
+                )
+            if locked is None:
+                raise LockError(
+                    f"{item.name} {item.version} has no wheel for Python {target.python} on {target.platform}",
                     remedy="choose another version with an edit or override in the recipe: sources are not built here",
                     where=f"recipe {recipe.name}",
                 )
-            return LockedDistribution(name, version, chosen, known[chosen])
+            return locked
 
-        return tuple(pool.map(choose, [(item.name, item.version) for item in resolution.closure]))
+        return tuple(pool.map(choose, resolution.closure))
 
 
 def _same(one: str, other: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
     try:
         return Version(one) == Version(other)
     except InvalidVersion:
         return False
 
 
-def _in_mirrors(name: str, version: str, mirrors: Sequence[Path]) -> dict[str, str]:
-    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
+def _in_mirrors(item: Resolved, mirrors: Sequence[Path]) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in mirrors:
-        for path in sorted(folder.glob("*.whl")):
-            try:
-                named, versioned, _build, _tags = parse_wheel_filename(path.name)
-            except InvalidWheelFilename:
-                continue
-            if named == name and _same(str(versioned), version):
-                found.setdefault(path.name, sha256_file(path))
+        for path in wheels_in(folder, item.name, item.version):
+            found.setdefault(path.name, sha256_file(path))
     return found
 
 

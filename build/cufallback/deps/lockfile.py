@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from cufallback.download import Wanted
 from cufallback.errors import LockError
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 Which = Literal["build", "runtime"]
 
 _TITLE = "# cufallback dependency lock; written by `nox -s lock`, never by hand"
-_FIELDS = ("schema", "recipe", "which", "python", "platform", "exclude-newer", "inputs", "body")
+_FIELDS = ("schema", "recipe", "which", "python", "platform", "exclude-newer", "inputs", "digest")
 _FILE = re.compile(r"^# (?P<filename>\S+\.whl)$")
 _PIN = re.compile(r"^(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)==(?P<version>[^\s;\\]+) \\$")
 _HASH = re.compile(r"^    --hash=sha256:(?P<sha256>[0-9a-f]{64})$")
@@ -48,11 +48,15 @@ class Lock:
 
 def wanted(lock: Lock, recipe: Recipe) -> tuple[Wanted, ...]:
     """Return the lock's files with the one index that may serve each."""
-    index = {canonicalize_name(name): row.url for row in recipe.deps.index for name in row.packages}
+    index = explicit_indexes(recipe)
     return tuple(
-        Wanted(item.name, item.version, item.filename, item.sha256, index.get(canonicalize_name(item.name)))
-        for item in lock.distributions
+        Wanted(item.name, item.version, item.filename, item.sha256, index.get(item.name)) for item in lock.distributions
     )
+
+
+def explicit_indexes(recipe: Recipe) -> dict[str, str]:
+    """Return normalised name → URL of the one index for every package that the recipe ties to one."""
+    return {canonicalize_name(name): index.url for index in recipe.deps.index for name in index.packages}
 
 
 def render_lock(distributions: Sequence[LockedDistribution], *, recipe: Recipe, which: Which, inputs: str) -> str:
@@ -61,69 +65,59 @@ def render_lock(distributions: Sequence[LockedDistribution], *, recipe: Recipe, 
         f"# {item.filename}\n{item.name}=={item.version} \\\n    --hash=sha256:{item.sha256}\n"
         for item in sorted(distributions, key=lambda item: item.name)
     )
-    values = {
+    values = {**_purpose(recipe, which), "inputs": f"sha256:{inputs}"}
+    lines = [_TITLE, *(f"# {field}: {value}" for field, value in values.items()), "", *body.split("\n")]
+    lines.insert(len(_FIELDS), f"# digest: {_digest(lines)}")
+    return "\n".join(lines)
+
+
+def _purpose(recipe: Recipe, which: Which) -> dict[str, str]:
+    """Return the header fields that say what a lock is for."""
+    return {
         "schema": str(SCHEMA_VERSION),
         "recipe": recipe.name,
         "which": which,
         "python": recipe.python.version,
         "platform": recipe.python.platform,
         "exclude-newer": recipe.deps.exclude_newer,
-        "inputs": f"sha256:{inputs}",
-        "body": f"sha256:{sha256_bytes(body.encode())}",
     }
-    return "\n".join([_TITLE, *(f"# {field}: {values[field]}" for field in _FIELDS), "", body])
 
 
-def load_lock(path: Path, recipe: Recipe, which: Which) -> Lock:
-    """Read a committed lock and check that it is whole and made for ``recipe``.
-
-    Raises:
-        LockError: missing, not a lock, edited, for another recipe, Python, platform or time bound; with the line.
-    """
-    return parse_lock(_text(path), recipe, which, where=str(path))
+def _digest(others: Sequence[str]) -> str:
+    """Digest of every line but the one that names the digest."""
+    return "sha256:" + sha256_bytes("\n".join(others).encode())
 
 
 def parse_lock(text: str, recipe: Recipe, which: Which, *, where: str) -> Lock:
-    """Read the text of a lock; see :func:`load_lock`."""
+    """Read the text of a lock and check that it is whole and made for ``recipe``.
+
+    Args:
+        text: the lock.
+        recipe: the recipe it must be for.
+        which: the lock it must be.
+        where: its path, for messages.
+
+    Raises:
+        LockError: not a lock, edited, or for another recipe, Python, platform or time bound; with the line.
+    """
     lines = text.split("\n")
     header = _header(lines, where)
-    expected = {
-        "schema": str(SCHEMA_VERSION),
-        "recipe": recipe.name,
-        "which": which,
-        "python": recipe.python.version,
-        "platform": recipe.python.platform,
-        "exclude-newer": recipe.deps.exclude_newer,
-    }
-    for number, field in enumerate(_FIELDS, start=2):
-        if field in expected and header[field] != expected[field]:
+    for number, (field, expected) in enumerate(_purpose(recipe, which).items(), start=2):
+        if header[field] != expected:
             raise LockError(
-                f"the lock is for {field} {header[field]}, the recipe says {expected[field]}",
+                f"the lock is for {field} {header[field]}, the recipe says {expected}",
                 remedy=_AGAIN,
                 where=f"{where}:{number}",
             )
     distributions = _distributions(lines, len(_FIELDS) + 2, where)
-    body = "\n".join(lines[len(_FIELDS) + 2 :])
-    if header["body"] != f"sha256:{sha256_bytes(body.encode())}":
-        raise LockError(
-            "the lock was edited: its body does not have the digest in its header",
-            remedy=_AGAIN,
-            where=f"{where}:{len(_FIELDS) + 1}",
-        )
+    at = len(_FIELDS)
+    if header["digest"] != _digest([*lines[:at], *lines[at + 1 :]]):
+        raise LockError("the lock was edited: it does not have its digest", remedy=_AGAIN, where=f"{where}:{at + 1}")
     return Lock(recipe.name, which, header["inputs"].removeprefix("sha256:"), distributions)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise LockError("there is no such lock", remedy="run `nox -s lock`", where=str(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError("the lock cannot be read", remedy=_AGAIN, where=str(path)) from error
-
-
 def _header(lines: Sequence[str], where: str) -> dict[str, str]:
-    if not lines or lines[0] != _TITLE:
+    if lines[0] != _TITLE:
         raise LockError("this is not a dependency lock", remedy=_AGAIN, where=f"{where}:1")
     header = {}
     for number, field in enumerate(_FIELDS, start=2):
@@ -160,13 +154,13 @@ def _distributions(lines: Sequence[str], start: int, where: str) -> tuple[Locked
             raise LockError(message, remedy=_AGAIN, where=f"{where}:{number}")
         found[item.name] = item
     if not found:
-        raise LockError("the lock names no distribution", remedy=_AGAIN, where=where)
+        raise LockError("the lock names no distribution", remedy=_AGAIN, where=f"{where}:{len(lines)}")
     return tuple(found.values())
 
 
 def _is_of(item: LockedDistribution) -> bool:
     try:
         name, version, _build, _tags = parse_wheel_filename(item.filename)
-    except InvalidWheelFilename:
+        return name == item.name and version == Version(item.version)
+    except (InvalidWheelFilename, InvalidVersion):
         return False
-    return name == canonicalize_name(item.name) and str(version) == item.version

@@ -19,11 +19,14 @@ _SUFFIXED = re.compile(r"-(?:cu\d+|cuda\d+x?)$")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A distribution of a closure; ``via`` names who requires it, empty for what the requirements name directly."""
+    """A distribution of a closure; ``via`` names the distributions that require it, ``direct`` says that the
+    requirements themselves name it.
+    """
 
     name: str
     version: str
     via: tuple[str, ...] = ()
+    direct: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def require_allowed(closure: Sequence[Resolved], bans: Sequence[Ban], *, where: 
 
 
 def _caught(name: str, version: str, ban: Ban) -> bool:
-    if not fnmatchcase(name, ban.name):
+    if not fnmatchcase(name, canonicalize_name(ban.name)):
         return False
     if ban.unsuffixed and _SUFFIXED.search(name):
         return False
@@ -96,15 +99,15 @@ def _caught(name: str, version: str, ban: Ban) -> bool:
 
 
 def _chain(name: str, by_name: Mapping[str, Resolved]) -> tuple[str, ...]:
-    """Return the shortest chain from a direct requirement to ``name``."""
+    """Return the shortest chain from the requirements to ``name``."""
     chains: list[tuple[str, ...]] = [(name,)]
     seen = {name}
     for chain in chains:  # grows while it is walked: breadth first
-        via = by_name[chain[0]].via if chain[0] in by_name else ()
-        if not via:
-            return chain if len(chain) > 1 else ("the requirements themselves", name)
-        for parent in map(canonicalize_name, via):
-            if parent not in seen:
+        item = by_name[chain[0]]
+        if item.direct:
+            return ("the requirements", *chain)
+        for parent in map(canonicalize_name, item.via):
+            if parent in by_name and parent not in seen:
                 seen.add(parent)
                 chains.append((parent, *chain))
     return (name,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import zipfile
+import zlib
 from collections.abc import Sequence
-from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -14,6 +16,7 @@ from cufallback.download import Fetched, Wanted, fetch
 from cufallback.errors import IntegrityError
 from cufallback.progress import Progress
 from cufallback.store import Store, sha256_file, workspace_errors
+from cufallback.wheel.metadata import read_metadata
 
 
 def fill(
@@ -38,13 +41,22 @@ def fill(
         folder.mkdir(parents=True, exist_ok=True)
         names = {item.filename for item in wanted}
         for path in folder.iterdir():
-            if path.name not in names:
+            if path.name in names:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
                 path.unlink()
-        for item in wanted:
-            target = folder / item.filename
-            if not target.is_file() or sha256_file(target) != item.sha256:
+    for item in wanted:
+        target = folder / item.filename
+        if not target.is_file() or sha256_file(target) != item.sha256:
+            try:
                 store.place(item.sha256, target)
-            _check_metadata(item, target)
+            except IntegrityError:
+                # Both are one file by a hard link, so what damaged the one damaged the other, which is now dropped.
+                fetch([item], store=store, mirrors=mirrors, progress=progress)
+                store.place(item.sha256, target)
+        _check_metadata(item, target)
     return fetched
 
 
@@ -52,12 +64,14 @@ def _check_metadata(item: Wanted, path: Path) -> None:
     """A wheel installs what its metadata says, not what its file name says."""
     try:
         with zipfile.ZipFile(path) as wheel:
-            (member,) = [
-                name for name in wheel.namelist() if name.count("/") == 1 and name.endswith(".dist-info/METADATA")
-            ]
-            metadata = HeaderParser().parsestr(wheel.read(member).decode("utf-8", "replace"))
-        name, version = canonicalize_name(metadata["Name"] or ""), Version(metadata["Version"] or "")
-    except (zipfile.BadZipFile, ValueError, KeyError, InvalidVersion) as error:
+            members = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+            if len(members) != 1:
+                msg = f"it has {len(members)} METADATA files"
+                raise zipfile.BadZipFile(msg)
+            metadata = read_metadata(wheel.read(members[0]).decode("utf-8", "replace"))
+        name, version = canonicalize_name(metadata.name), Version(metadata.version)
+    # RuntimeError: an encrypted member; NotImplementedError: a compression that this Python does not know
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, InvalidVersion) as error:
         raise IntegrityError(
             f"{item.filename} is no readable wheel: {error}", remedy="lock another version", where=str(path)
         ) from error

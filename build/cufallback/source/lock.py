@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 from cufallback.errors import HarvestError, LockError, SourceError
 from cufallback.progress import Progress
-from cufallback.recipe import Unused, line_of
+from cufallback.recipe import Unused
 from cufallback.source.gitrepo import Repository
 from cufallback.source.harvested import GIT_KINDS, Harvested
 from cufallback.source.tree import EARLIEST_EPOCH, Checkout
+from cufallback.tomlplace import line_of
 
 SCHEMA_VERSION = 1
 
@@ -181,30 +182,25 @@ def compare(
 ) -> tuple[HarvestDifference, ...]:
     """Return every difference between what the tree asks for and what the lock pins.
 
-    Sources that an ``unused`` glob of the recipe names need no entry and no pin.
+    Sources that an ``unused`` glob of the recipe names need an entry like all others, but no pin.
     """
     locked = {source.key: source for source in lock.sources}
     differences = []
     for row in harvested:
-        if unused_reason(row, unused) is not None:
-            locked.pop(row.key, None)
-            continue
         entry = locked.pop(row.key, None)
         if entry is None:
             asks = f"asks for {row.ref or 'the default branch'} of {row.url}" if row.kind in GIT_KINDS else row.url
             differences.append(HarvestDifference("unlocked", row.label, row.asked_by, asks))
         elif changes := _changes(row, entry):
             differences.append(HarvestDifference("changed", row.label, row.asked_by, "; ".join(changes)))
-        elif not entry.pinned:
+        elif not entry.pinned and unused_reason(row, unused) is None:
             pin = "commit" if row.kind in GIT_KINDS else "sha256"
             what = f"{row.ref or 'the default branch'} of {row.url}" if row.kind in GIT_KINDS else row.url
             detail = f"{what} can change at any time, and the lock has no {pin}"
             differences.append(HarvestDifference("mutable", row.label, row.asked_by, detail))
     for entry in locked.values():
-        if unused_reason(entry, unused) is None:
-            label = f"{entry.name} when {entry.when}" if entry.when else entry.name
-            detail = "is locked, but the tree asks for it no more"
-            differences.append(HarvestDifference("vanished", label, entry.asked_by, detail))
+        detail = "is locked, but the tree asks for it no more"
+        differences.append(HarvestDifference("vanished", entry.label, entry.asked_by, detail))
     return tuple(differences)
 
 

@@ -1,0 +1,135 @@
+"""Make the locks of a recipe anew: write them, or say how the committed ones have drifted."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cufallback.deps.lock import drift, make_locks
+from cufallback.download import find_mirrors
+from cufallback.errors import ExitCode
+from cufallback.inputs import parse_locks, read_inputs
+from cufallback.pipeline import only_one
+from cufallback.process import LocalRunner
+from cufallback.progress import Progress
+from cufallback.recipe import Recipe, find_recipe, parse_recipe
+from cufallback.resources import lock_folder
+from cufallback.source.contract import check_contracts, require_contracts
+from cufallback.source.fetch import edit_source, fetch_source
+from cufallback.source.harvest import harvest
+from cufallback.source.lock import lock_sources, render_source_lock, unused_reason
+from cufallback.store import Store, require_writable, workspace_errors, write_atomic
+
+
+@dataclass(frozen=True)
+class LockReport:
+    """How the locks of a recipe stand to a fresh resolution; ``unpinned`` names sources that no commit pins."""
+
+    recipe: str
+    folder: Path
+    differences: tuple[str, ...]
+    unpinned: tuple[str, ...]
+    written: bool
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Drift is a finding when the locks were only checked."""
+        return ExitCode.LOCK_DRIFT if self.differences and not self.written else ExitCode.OK
+
+    def text(self) -> str:
+        """Return a few lines for people."""
+        lines = list(self.differences)
+        if self.differences:
+            lines.append(f"{'written to' if self.written else 'drifted:'} {self.folder}")
+        else:
+            lines.append(f"the locks of {self.recipe} are current")
+        lines += [f"not pinned: {name} (a tag or branch that could not be resolved here)" for name in self.unpinned]
+        return "\n".join(lines)
+
+
+def lock(name: str | None, *, work: Path, check: bool, opinion: bool, progress: Progress) -> LockReport:
+    """Resolve a recipe's locks anew; write them, or only compare them with the committed ones.
+
+    Args:
+        name: recipe name, path of a recipe file, or None for the default recipe.
+        work: folder for the store, the source tree and the logs of the resolution.
+        check: write nothing.
+        opinion: resolve with pip-tools too, and demand that it agrees.
+        progress: where progress goes.
+
+    Raises:
+        CufallbackError: every failure, of the class that names its kind. Nothing is written then.
+    """
+    path = find_recipe(name)
+    recipe, folder, inputs = parse_recipe(path), lock_folder(path), read_inputs(path)
+    require_writable(work)
+    room = work.resolve() / "lock" / recipe.name
+    with workspace_errors(work), only_one(room, progress, wait=True):
+        scratch = room / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        store = Store(work.resolve() / "store")
+        texts, unpinned, differences = _resolve(recipe, inputs, folder, scratch, store, progress, opinion=opinion)
+        if not check:
+            for file, text in texts.items():
+                if inputs.get(file) != text.encode():
+                    write_atomic(folder / file, text.encode())
+        shutil.rmtree(scratch)
+    return LockReport(recipe.name, folder, differences, unpinned, written=not check)
+
+
+def _resolve(
+    recipe: Recipe,
+    inputs: Mapping[str, bytes],
+    folder: Path,
+    scratch: Path,
+    store: Store,
+    progress: Progress,
+    *,
+    opinion: bool,
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+    """Return the fresh lock files, the sources without a pin, and the differences from the committed files."""
+    tree, mirrors = scratch / "source", find_mirrors()
+    checkout = fetch_source(recipe, tree, store=store, mirrors=mirrors, progress=progress)
+    edit_source(recipe, tree, progress=progress)
+    require_contracts(check_contracts(tree, recipe.source.contract))
+    committed, _refused = parse_locks(recipe, inputs, folder)
+    unused = recipe.source.unused
+    sources = lock_sources(
+        harvest(tree),
+        committed.source,
+        recipe=recipe.name,
+        checkout=checkout,
+        unused=unused,
+        scratch=scratch / "refs",
+        progress=progress,
+    )
+    fresh = make_locks(
+        recipe,
+        tree,
+        mirrors=mirrors,
+        workdir=scratch,
+        runner=LocalRunner(),
+        progress=progress,
+        opinion=opinion,
+    )
+    texts = {"source.lock.toml": render_source_lock(sources), **{f"{item.which}.txt": item.text for item in fresh}}
+    old = {name: inputs[name].decode("utf-8", "replace") if name in inputs else None for name in texts}
+    differences = [*_text_drift("source.lock.toml", old["source.lock.toml"], texts["source.lock.toml"])]
+    for item in fresh:
+        file = f"{item.which}.txt"
+        differences += drift(item, old[file], recipe, where=file)
+    unpinned = [item.label for item in sources.sources if not item.pinned and unused_reason(item, unused) is None]
+    return texts, tuple(unpinned), tuple(differences)
+
+
+def _text_drift(name: str, old: str | None, new: str) -> Iterator[str]:
+    if old is None:
+        yield f"{name}: missing"
+        return
+    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0):
+        if not line.startswith(("---", "+++", "@@")):
+            yield f"{name}: {line}"
