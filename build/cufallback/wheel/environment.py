@@ -130,7 +130,7 @@ def create_environment(
     interpreter = Path(python).absolute() if "/" in str(python) else find_interpreter(str(python), runner)
     partial = folder.absolute().with_name(f"{folder.name}.partial")
     cache = folder.absolute().with_name(f"{folder.name}.uv-cache")
-    uv = (*_leash(), find_uv())
+    uv: tuple[str | Path, ...] = (*_leash(), find_uv())
     # uv's own settings and pip's must not reach in, hence no variable of the caller's but these.
     clean = {
         "HOME": str(cache),
