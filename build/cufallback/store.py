@@ -55,10 +55,12 @@ def workspace_errors(path: Path) -> Iterator[None]:
             errno.EEXIST: "choose another folder (--work, --dist): a file is in its way",
             errno.EISDIR: "choose another folder (--work, --dist): a folder lies where a file must be written",
         }
-        if error.errno not in remedies:
+        # shutil.copytree collects what went wrong into one error that has words and no number.
+        number = error.errno or next((known for known in remedies if os.strerror(known) in str(error)), None)
+        if number is None or number not in remedies:
             raise
         where = str(error.filename or path)
-        raise WorkspaceError(os.strerror(error.errno), remedy=remedies[error.errno], where=where) from error
+        raise WorkspaceError(os.strerror(number), remedy=remedies[number], where=where) from error
 
 
 def require_writable(folder: Path) -> None:

@@ -135,19 +135,46 @@ def _plan(folder: Path, record: Record) -> Iterator[Check]:
 
 
 def _inputs(folder: Path, record: Record) -> Iterator[Check]:
-    """Recipe and locks are those that the plan was made from."""
+    """Recipe and locks make this plan and no other; the record names the distributions and the tree that they pin."""
+    from cufallback.inputs import parse_locks
+    from cufallback.plan import LOCK_FILES, BuildPlan
+    from cufallback.recipe import parse_recipe
+    from cufallback.stages import plan_steps
+
     known = {file.path: file.sha256 for file in record.files}
     good = known.get(record.recipe.path) == record.recipe.sha256
     yield Check(
         "recipe", "passed" if good else "failed", f"{record.recipe.path} has the digest that the record gives it"
     )
     plan, fault = _read(folder, PLAN, json.loads)
-    if fault or not isinstance(plan, dict) or not isinstance(plan.get("locks"), dict):
-        yield fault or Check("locks", "failed", f"{PLAN} names no locks")
+    if fault or not isinstance(plan, dict):
+        yield fault or Check("plan", "failed", f"{PLAN} is no object")
         return
-    for name, sha256 in plan["locks"].items():
-        good = known.get(f"inputs/{name}") == sha256
-        yield Check(f"lock {name}", "passed" if good else "failed", f"inputs/{name} has the digest in {PLAN}")
+    if not good:
+        return
+    try:
+        recipe = parse_recipe(folder / record.recipe.path)
+    except RecipeError as error:
+        yield Check("recipe", "failed", error.reason)
+        return
+    inputs = {name: (folder / "inputs" / name).read_bytes() for name in LOCK_FILES if f"inputs/{name}" in known}
+    locks, refused = parse_locks(recipe, inputs, folder / "inputs")
+    for name, lock_error in refused:
+        yield Check(f"lock {name}", "failed", lock_error.reason)
+    if locks.source is None or locks.build is None or locks.runtime is None:
+        return
+    made = BuildPlan(recipe, inputs, locks, None, record.cuda_probe_sha256, plan_steps(recipe, locks)).to_json()
+    # Commands and form come from the version that built; the rest must follow from the inputs whatever the version.
+    for key in ("recipe", "source", "cuda", "python", "builder", "locks", "cuda_probe"):
+        same = plan.get(key) == made[key]
+        yield Check(f"plan: {key}", "passed" if same else "failed", f"{PLAN} and inputs/ {_agree(same)}")
+    for lock in (locks.build, locks.runtime):
+        pinned = sorted((item.name, item.version, item.sha256) for item in lock.distributions)
+        listed = [item for item in record.distributions if lock.which in item.used_for]
+        same = pinned == sorted((item.name, item.version, item.sha256) for item in listed)
+        yield Check(f"lock {lock.which}.txt", "passed" if same else "failed", f"it and {RECORD} {_agree(same)}")
+    same = (locks.source.tree_sha256, locks.source.epoch) == (record.source.tree_sha256, record.source.epoch)
+    yield Check("lock source.lock.toml", "passed" if same else "failed", f"it and {RECORD} {_agree(same)}")
 
 
 def _subjects(folder: Path, record: Record) -> Iterator[Check]:

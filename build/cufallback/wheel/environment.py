@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cufallback.errors import BuildError, CommandError, IntegrityError, ToolchainError
+from cufallback.errors import BuildError, CommandError, IntegrityError, ToolchainError, WorkspaceError
 from cufallback.process import Runner
 from cufallback.store import workspace_errors
 
@@ -124,7 +125,7 @@ def create_environment(
         ToolchainError: no such interpreter, or no uv.
         IntegrityError: a wheel has another hash than the lock says.
         BuildError: uv could not make the environment; its words are in the log.
-        WorkspaceError: the folder cannot be written.
+        WorkspaceError: the folder cannot be written, or its disk is full.
     """
     interpreter = Path(python).absolute() if "/" in str(python) else find_interpreter(str(python), runner)
     partial = folder.absolute().with_name(f"{folder.name}.partial")
@@ -182,8 +183,15 @@ def create_environment(
                 remedy=error.remedy,
                 where=str(wheelhouse),
             ) from error
+        if os.strerror(errno.ENOSPC) in error.remedy:
+            # Said here, since what uv had unpacked is gone again and the disk no longer looks full.
+            raise WorkspaceError(
+                f"the disk is full: {os.strerror(errno.ENOSPC)}",
+                remedy="free disk space or choose another work folder (--work), then run again: it resumes",
+                where=str(folder),
+            ) from error
         raise BuildError(
-            f"the build environment could not be made of {wheelhouse}: {error.reason}",
+            f"the build environment could not be made of {wheelhouse}",
             remedy=error.remedy,
             where=str(lock),
         ) from error
