@@ -306,12 +306,13 @@ def read_record(folder: Path) -> Record:
         raise RecordError(f"cannot be read: {error.strerror}", remedy=remedy, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise RecordError(f"is not JSON: {error}", remedy=remedy, where=str(path)) from error
-    if not canonical:
-        raise RecordError("is not in the one JSON form that records have", remedy=remedy, where=str(path))
     try:
-        return Record.model_validate(data)
+        record = Record.model_validate(data)
     except ValidationError as error:
         faults = printable(
             "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
         )
         raise RecordError(f"is not a record of this format: {faults}", remedy=remedy, where=str(path)) from error
+    if not canonical:
+        raise RecordError("is not in the one JSON form that records have", remedy=remedy, where=str(path))
+    return record

@@ -119,7 +119,8 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
         return
     unsafe = [name for entry, _mode in entries if not is_inner_path(name := entry.relative_to(folder).as_posix())]
     for name in unsafe:
-        yield Check(f"file {name!a}", "failed", "no build writes a file of such a name")
+        # No record can list it: such names lead astray in terminals and checksum lists.
+        yield Check(f"file {printable(name)}", "failed", "it is here, but the record does not list it")
     if unsafe:
         return
     listed = {file.path: file for file in record.files}
@@ -193,9 +194,10 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
     from cufallback.wheel.normalize import check_record
 
     known = {file.path: file for file in record.files}
-    wheels = sorted(path for path in known if path.endswith(".whl"))
-    named = sorted(subject.path for subject in record.subjects)
-    yield agree("subjects", wheels, named, source="the wheels on disk")
+    wheels = {path for path in known if path.endswith(".whl")}
+    named = [subject.path for subject in record.subjects]
+    for path in sorted({*wheels.symmetric_difference(named), *(path for path in named if named.count(path) > 1)}):
+        yield Check(f"subject {path}", "failed", "the record's subjects and the wheels on disk differ")
     for subject in record.subjects:
         what, file = f"subject {subject.path}", known.get(subject.path)
         if file is None or (file.sha256, file.size) != (subject.sha256, subject.size):
@@ -247,30 +249,29 @@ def _facts(inspections: list[dict[str, Any]]) -> list[Any]:
 
 def _pylock(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
     """The PEP 751 lock is valid and holds the record's runtime distributions and wheels, and nothing else."""
-    from packaging.pylock import Pylock
+    from packaging.pylock import Pylock, PylockValidationError
     from packaging.utils import canonicalize_name
     from packaging.version import Version
 
     data = tomllib.loads((folder / PYLOCK).read_bytes().decode())
-    Pylock.from_dict(data)
-    rows = [
-        (
-            canonicalize_name(item.name),
-            str(Version(item.version)),
-            f"wheelhouse/{item.filename}",
-            item.sha256,
-            item.size,
-        )
+    try:
+        Pylock.from_dict(data)
+    except PylockValidationError as error:
+        yield Check(PYLOCK, "failed", f"not a valid PEP 751 lock: {error}")
+        return
+    listed = [
+        (item.name, item.version, f"wheelhouse/{item.filename}", item.sha256, item.size)
         for item in record.distributions
         if "runtime" in item.used_for
     ]
-    rows += [
-        (canonicalize_name(wheel["name"]), str(Version(wheel["version"])), subject.path, subject.sha256, subject.size)
+    listed += [
+        (wheel["name"], wheel["version"], subject.path, subject.sha256, subject.size)
         for wheel, subject in zip(record.inspection, record.subjects, strict=True)
     ]
+    rows = sorted((canonicalize_name(name), str(Version(version)), *wheel) for name, version, *wheel in listed)
     packages = [
         {"name": name, "version": version, "wheels": [{"path": path, "size": size, "hashes": {"sha256": sha256}}]}
-        for name, version, path, sha256, size in sorted(rows)
+        for name, version, path, sha256, size in rows
     ]
     yield agree(PYLOCK, packages, data["packages"], source=RECORD, document=PYLOCK)
     yield agree("python", f"=={plan.recipe.python.version}.*", data["requires-python"], document=PYLOCK)
