@@ -86,17 +86,10 @@ def test_the_id_is_the_same_at_every_call(plan: Callable[..., Prepared]) -> None
     [
         ('toolkit = "12.9.1"', 'toolkit = "12.9.0"'),
         ('["9.0a", "10.0a", "10.3a"]', '["9.0a", "10.0a"]'),
-        ("maximum_driver_branch = 575", "maximum_driver_branch = 580"),
         ("and hasattr(torch.ops._C,", "and  hasattr(torch.ops._C,"),
-        ('expect = "present"\nwhy = "the tree must know', 'expect = "absent"\nwhy = "the tree must know'),
-        ("size_limit_mib = 100", "size_limit_mib = 101"),
-        ('["vllm.fs_io_C", "vllm.spinloop"]', '["vllm.spinloop"]'),
         ('VLLM_TARGET_DEVICE = "tpu"', 'VLLM_TARGET_DEVICE = "cpu"'),
         ('VLLM_TARGET_DEVICE = "tpu"', 'VLLM_TARGET_DEVICE = "tpu"\nCFLAGS = "-O1"'),
         ('commit = "6e448d0', 'commit = "7e448d0'),
-        ("https://download.pytorch.org/whl/cpu", "https://download.pytorch.org/whl/cu129"),
-        ('versions = ">=13"', 'versions = ">=14"'),
-        ("2026-11-30T", "2026-11-29T"),
     ],
 )
 def test_a_recipe_field_that_touches_what_is_made_changes_the_id(
@@ -117,9 +110,14 @@ def test_a_recipe_field_that_touches_what_is_made_changes_the_id(
         ("minimum_memory_gib = 4", "minimum_memory_gib = 5"),
         ("[builder]", "[builder]\njobs = 7"),
         ("[wheel]\n", "# a comment\n[wheel]\n"),
+        ("maximum_driver_branch = 575", "maximum_driver_branch = 580"),
+        ('expect = "present"\nwhy = "the tree must know', 'expect = "absent"\nwhy = "the tree must know'),
+        ("size_limit_mib = 100", "size_limit_mib = 101"),
+        ('["vllm.fs_io_C", "vllm.spinloop"]', '["vllm.spinloop"]'),
+        ('versions = ">=13"', 'versions = ">=14"'),
     ],
 )
-def test_prose_and_the_place_of_the_build_do_not(plan: Callable[..., Prepared], data: Path, old: str, new: str) -> None:
+def test_prose_place_and_what_only_judges_do_not(plan: Callable[..., Prepared], data: Path, old: str, new: str) -> None:
     before = build_id(plan())
     edit(data / "recipes/rehearsal.toml", old, new)
     assert build_id(plan()) == before
@@ -138,7 +136,6 @@ def test_each_lock_is_part_of_the_id(plan: Callable[..., Prepared], data: Path, 
         prepared = plan()
         assert not prepared.plan.complete
         assert prepared.refused is not None
-        assert prepared.plan.build_id != before
 
 
 @pytest.mark.parametrize(
