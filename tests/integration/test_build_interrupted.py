@@ -177,14 +177,14 @@ def test_the_next_run_finishes(battered: Battered) -> None:
 def test_a_second_run_that_may_not_wait_names_the_first(battered: Battered) -> None:
     code, stdout, stderr = battered.refused
     assert (code, stdout) == (24, "")
-    assert f"process {battered.first_pid} is building the same id" in stderr
+    assert f"process {battered.first_pid} is working in the same folder" in stderr
     assert "remedy: " in stderr
 
 
 def test_a_second_run_that_waits_says_so_and_finds_all_done(battered: Battered) -> None:
     code, stdout, stderr = battered.waited
     assert code == 0, stderr
-    assert stderr.startswith(f"process {battered.first_pid} is building the same id; waiting")
+    assert stderr.startswith(f"process {battered.first_pid} is working in the same folder; waiting")
     assert "skipped   prefetch, wheels, inspect, record (unchanged)" in stdout
 
 

@@ -141,7 +141,7 @@ def test_a_link_in_place_of_a_file_is_refused(folder: Path, rehearsal: Rehearsal
     (folder / "plan.json").unlink()
     to = {"same": rehearsal.folder / "plan.json", "nowhere": Path("/nowhere"), "folder": rehearsal.folder}[target]
     (folder / "plan.json").symlink_to(to)
-    assert "is a link" in failed(folder)["file plan.json"]
+    assert "is no plain file" in failed(folder)["file plan.json"]
 
 
 def test_a_pipe_among_the_files_is_refused_and_not_read(folder: Path) -> None:
@@ -166,25 +166,34 @@ def test_a_forged_inspection_alone(folder: Path) -> None:
     assert "inspection" in failed(folder)
 
 
-def test_a_forged_inspection_in_both_places(folder: Path) -> None:
-    def lie(wheels: list[dict[str, Any]]) -> None:
-        wheels[1]["extensions"][0]["minimum_driver"]["driver"] = "525.60.13"
-
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda wheels: wheels[1]["minimum_driver"].update(driver="525.60.13"),
+        lambda wheels: wheels[1]["extensions"][0].update(sass=["9.0a", "10.0f", "10.3a"]),
+        lambda wheels: wheels[1]["extensions"][0].update(ptx=[]),
+        lambda wheels: wheels[1]["extensions"][0].update(needed=["libcudart.so.13"]),
+        lambda wheels: wheels[0]["extensions"].pop(),
+        lambda wheels: wheels[0].update(version="0.28.0"),
+    ],
+    ids=["driver", "sass", "ptx", "needed", "extension", "version"],
+)
+def test_a_forged_inspection_in_both_places(folder: Path, lie: Callable[[Any], object]) -> None:
     edit_json(folder / "inspection.json", lie)
     edit_json(folder / RECORD, lambda record: lie(record["inspection"]))
     forge(folder)
-    assert failed(folder).keys() == {"inspection repeated"}
+    assert "inspection repeated" in failed(folder)
 
 
 @pytest.mark.parametrize(
     "edit",
     [
         lambda plan: plan["toolchain"].update(compiler="g++ 99.0"),
-        lambda plan: plan["recipe"]["cuda"].update(toolkit="12.8.1"),
-        lambda plan: plan["steps"].pop(),
+        lambda plan: plan["cuda"].update(toolkit="12.8.1"),
+        lambda plan: plan["commands"].pop(),
         lambda plan: plan.update(more=1),
     ],
-    ids=["toolchain", "toolkit", "step", "more"],
+    ids=["toolchain", "toolkit", "command", "more"],
 )
 def test_a_forged_plan(folder: Path, edit: Callable[[Any], object]) -> None:
     edit_json(folder / "plan.json", edit)
@@ -195,7 +204,7 @@ def test_a_forged_plan(folder: Path, edit: Callable[[Any], object]) -> None:
 def test_a_plan_that_is_no_object_is_a_finding(folder: Path) -> None:
     replace_file(folder / "plan.json", b"[]\n")
     forge(folder)
-    assert {"build id", "locks"} <= failed(folder).keys()
+    assert {"build id", "plan"} <= failed(folder).keys()
 
 
 @pytest.mark.parametrize("name", ["build.txt", "runtime.txt", "source.lock.toml", "rehearsal.toml"])
@@ -209,6 +218,26 @@ def test_a_forged_input(folder: Path, name: str) -> None:
     replace_file(path, changed.encode())
     forge(folder)
     assert failed(folder)
+
+
+def test_a_plan_and_an_id_forged_together_do_not_follow_from_the_inputs(folder: Path) -> None:
+    edit_json(folder / "plan.json", lambda plan: plan["cuda"].update(architectures=["9.0a"]))
+    build_id = sha256_file(folder / "plan.json")
+    edit_json(folder / RECORD, lambda record: record.update(build_id=build_id))
+    forge(folder)
+    assert failed(folder).keys() == {"plan: cuda"}
+
+
+def test_a_distribution_taken_off_the_record(folder: Path) -> None:
+    edit_json(folder / RECORD, lambda record: record["distributions"].pop())
+    forge(folder)
+    assert "lock build.txt" in failed(folder)
+
+
+def test_another_source_tree_in_the_record(folder: Path) -> None:
+    edit_json(folder / RECORD, lambda record: record["source"].update(tree_sha256="0" * 64))
+    forge(folder)
+    assert failed(folder).keys() == {"lock source.lock.toml"}
 
 
 def test_another_wheel_under_the_same_name(folder: Path) -> None:
