@@ -256,10 +256,10 @@ def _isolation(path: str, isolation: Isolation) -> Check:
 
 def check_stages(record: Record) -> Iterator[Check]:
     """Every stage of this version is there, in order; what ran has times, and what did not says why."""
-    from cufallback.stages import _NOT_RUN, STAGES
+    from cufallback.stages import NOT_RUN, STAGES
 
     if same_version(record):
-        expected = [[stage.name, "passed"] for stage in STAGES[:-1]] + [[name, "not_run"] for name in _NOT_RUN]
+        expected = [[stage.name, "passed"] for stage in STAGES[:-1]] + [[name, "not_run"] for name in NOT_RUN]
         yield agree("stages", expected, [[stage.name, stage.status] for stage in record.stages], source="this version")
     else:
         yield _other_version("stages", record)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INSPECTION = "inspection.json"
 
 # What this version of the record knows of and does not do yet.
-_NOT_RUN = {
+NOT_RUN = {
     "image": "this version builds no image",
     "attest": "this version writes no SBOM, provenance or signature",
 }
@@ -356,7 +356,7 @@ def _stage_entries(context: Context) -> list[dict[str, Any]]:
     ]
     skipped = [
         {"name": name, "status": "not_run", "why": why, "started": None, "finished": None, "seconds": None}
-        for name, why in _NOT_RUN.items()
+        for name, why in NOT_RUN.items()
     ]
     return ran + skipped
 

@@ -41,7 +41,7 @@ def plan() -> BuildPlan:
     item = LockedDistribution("demo", "1.0", "demo-1.0-py3-none-any.whl", HASH)
     build, runtime = (Lock(recipe.name, which, HASH, (item,)) for which in ("build", "runtime"))  # type: ignore[arg-type]
     locks = Locks(SourceLock(recipe.name, (locked,), TREE, EPOCH), build, runtime)
-    toolchain = Toolchain("x86_64", "glibc 2.36", "3.12.1", "g++ 12", "ld 2.40")
+    toolchain = Toolchain("x86_64", "glibc 2.36", "3.12.1", "g++ 12", "gcc 12", "ld 2.40")
     return BuildPlan(recipe, {}, locks, toolchain, HASH, plan_steps(recipe, locks))
 
 

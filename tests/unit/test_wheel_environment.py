@@ -69,7 +69,7 @@ def test_it_holds_what_the_lock_names_and_nothing_else(
     assert not (folder / "leftover").exists()
     log = (tmp_path / "environment.log").read_text()
     assert "demo==1.0" in log
-    assert "--find-links WHEELHOUSE" in log
+    assert "--python PYTHON" in log
     for place in (tmp_path, Path(sys.prefix), Path(sys.base_prefix).resolve(), Path.home()):
         if place != Path("/usr"):
             assert str(place) not in log

@@ -194,6 +194,7 @@ def create_environment(
                 interpreter,
                 partial,
             ],
+            cwd=partial.parent,  # uv says where it works relative to here
             env=clean,
             log=log,
             names=names,
