@@ -148,7 +148,17 @@ def create_environment(
         partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         runner.run(
-            [*uv, "venv", "--no-config", "--offline", "--no-project", "--relocatable", "--python", interpreter, partial],
+            [
+                *uv,
+                "venv",
+                "--no-config",
+                "--offline",
+                "--no-project",
+                "--relocatable",
+                "--python",
+                interpreter,
+                partial,
+            ],
             env=clean,
             log=log,
         )
