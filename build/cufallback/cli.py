@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cufallback",
         description="Build, prove and keep a CUDA fallback of a vLLM release.",
-        epilog="Exit codes: docs/exit-codes.md. Recipes: cufallback recipe list.",
+        epilog="Exit codes: 0 done; 2 usage; 10-25 an error with its remedy; 40-42 a finding; 130, 143 stopped.",
     )
     parser.add_argument("--version", action="version", version=f"cufallback {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe(build)
     add_work(build)
     build.add_argument("--dist", metavar="DIR", type=Path, default=Path("dist"), help="output folder (default: dist)")
-    build.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    build.add_argument("--until", metavar="STAGE", help="stop after this stage: prefetch, wheels, inspect or record")
     build.add_argument("--no-wait", action="store_true", help="fail when another process builds the same id")
     add_json(build)
 
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     verify = add("verify", _verify, "verify build folders from disk alone")
-    verify.add_argument("folders", metavar="DIR", type=Path, nargs="+")
+    verify.add_argument("folders", metavar="DIR", type=Path, nargs="+", help="dist/<recipe>/<build id>")
     add_json(verify)
 
     inspect = add("inspect", _inspect, "show what any wheel carries: libraries, architectures, PTX, minimum driver")
-    inspect.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+")
+    inspect.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+", help="path of a .whl file")
     inspect.add_argument("--recipe", metavar="NAME", help="judge the wheels by this recipe's [cuda] and [wheel]")
     add_json(inspect)
 
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True, metavar="COMMAND"
     )
     harvest = add("harvest", _harvest, "list every source that a tree's build would fetch", source)
-    harvest.add_argument("tree", metavar="TREE", type=Path)
+    harvest.add_argument("tree", metavar="TREE", type=Path, help="folder of a source tree")
     add_json(harvest)
     return parser
 
@@ -172,8 +172,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     verifications = [verify(folder) for folder in options.folders]
     if options.json:
-        values = [verification.to_json() for verification in verifications]
-        _print_json(values[0] if len(values) == 1 else values)
+        _print_json([verification.to_json() for verification in verifications])
     else:
         print("\n".join(map(verification_text, verifications)))
     return ExitCode.OK if all(verification.passed for verification in verifications) else ExitCode.VERIFY_FAILED

@@ -15,6 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cufallback.errors import RecipeError
+from cufallback.redact import is_secret
 from cufallback.resources import recipe_files
 from cufallback.tomlplace import key_path, line_of
 
@@ -46,6 +47,14 @@ def _regex(text: str) -> str:
         msg = f"not a regular expression: {error}"
         raise ValueError(msg) from error
     return text
+
+
+def _without_secrets(environment: dict[str, str]) -> dict[str, str]:
+    secrets = [name for name, value in environment.items() if is_secret(name, value)]
+    if secrets:
+        msg = f"{', '.join(secrets)}: a secret has no place in a recipe, whose environment is hashed and published"
+        raise ValueError(msg)
+    return environment
 
 
 def _inside(text: str) -> str:
@@ -334,7 +343,11 @@ class Deps(_Model):
 class Wheel(_Model):
     """``[wheel]``: how the main wheel is built and what it must carry."""
 
-    environment: Annotated[dict[str, str], Field(description="environment variables of the build, name to value")] = {}
+    environment: Annotated[
+        dict[str, str],
+        AfterValidator(_without_secrets),
+        Field(description="environment variables of the build, name to value; no secrets, since the record shows them"),
+    ] = {}
     expected_extensions: Annotated[
         tuple[str, ...], Field(strict=False, description="modules that the wheel must carry compiled, dotted names")
     ] = ()
@@ -348,7 +361,6 @@ class Builder(_Model):
         str | None, Field(description="builder image whose toolchain counts; absent: this machine's own toolchain")
     ] = None
     jobs: Annotated[int | None, Field(ge=1, description="compilations at once; no part of the build id")] = None
-    nvcc_threads: Annotated[int | None, Field(ge=1, description="threads of each nvcc; no part of the build id")] = None
     minimum_disk_gib: Annotated[int, Field(ge=1, description="free disk space that the build needs, in GiB")] = 10
     minimum_memory_gib: Annotated[int, Field(ge=1, description="memory that the build needs, in GiB")] = 4
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from cufallback import __version__
 from cufallback.errors import RecordError
-from cufallback.store import sha256_file, write_atomic, write_json
+from cufallback.store import canonical_json, sha256_file, write_atomic, write_json
 
 if TYPE_CHECKING:
     from cufallback.plan import BuildPlan
@@ -23,8 +23,22 @@ INSPECTION = "inspection.json"
 PYLOCK = "pylock.toml"
 SUMS = "SHA256SUMS"
 
+
+def is_inner_path(text: str) -> bool:
+    """Whether ``text`` is a relative path as records have it: printable, ``/`` between its parts, no way out."""
+    return text.isprintable() and "\\" not in text and not {"", ".", ".."} & set(text.split("/"))
+
+
+def _inner_path(text: str) -> str:
+    if not is_inner_path(text):
+        msg = f"must be a plain relative path inside the folder, with / between its parts: {text!a}"
+        raise ValueError(msg)
+    return text
+
+
+InnerPath = Annotated[str, AfterValidator(_inner_path)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Status = Literal["passed", "failed", "warned", "not_run", "quoted"]
+Size = Annotated[int, Field(ge=0)]
 
 
 class _Model(BaseModel):
@@ -34,9 +48,9 @@ class _Model(BaseModel):
 class File(_Model):
     """One file of the folder, its path relative to it."""
 
-    path: str
+    path: InnerPath
     sha256: Hex
-    size: Annotated[int, Field(ge=0)]
+    size: Size
 
 
 class RecipeRef(_Model):
@@ -44,7 +58,7 @@ class RecipeRef(_Model):
 
     name: str
     status: Literal["production", "experimental", "rehearsal"]
-    path: str
+    path: InnerPath
     sha256: Hex
 
 
@@ -114,7 +128,7 @@ class Distribution(_Model):
     version: str
     filename: str
     sha256: Hex
-    size: int
+    size: Size
     index: str
     used_for: list[Literal["build", "runtime"]]
 
@@ -149,14 +163,14 @@ class Kernels(_Model):
 class Wheel(_Model):
     """A subject of the build."""
 
-    path: str
+    path: InnerPath
     sha256: Hex
-    size: int
+    size: Size
     command: list[str]
     environment: dict[str, str]
     isolation: Isolation
     kernels: Kernels
-    log: str
+    log: InnerPath
 
 
 class StageEntry(_Model):
@@ -195,6 +209,11 @@ class Record(_Model):
 def timestamp(seconds: float) -> str:
     """Return seconds since 1970 as an RFC 3339 time in UTC, to the second."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with everything that a terminal would not simply print written as an escape."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def files_below(folder: Path) -> list[File]:
@@ -279,13 +298,21 @@ def read_record(folder: Path) -> Record:
     if not path.is_file():  # a pipe of that name would be waited for
         raise RecordError("there is no record here", remedy=remedy, where=str(path))
     try:
-        data = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        data = json.loads(content)
+        # Only one spelling counts: other readers could take another one of two equal keys.
+        canonical = canonical_json(data) == content
     except OSError as error:
         raise RecordError(f"cannot be read: {error.strerror}", remedy=remedy, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise RecordError(f"is not JSON: {error}", remedy=remedy, where=str(path)) from error
     try:
-        return Record.model_validate(data)
+        record = Record.model_validate(data)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+        faults = printable(
+            "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:5])
+        )
         raise RecordError(f"is not a record of this format: {faults}", remedy=remedy, where=str(path)) from error
+    if not canonical:
+        raise RecordError("is not in the one JSON form that records have", remedy=remedy, where=str(path))
+    return record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 MASK = "[redacted]"
 
@@ -41,6 +40,6 @@ def redact(text: str) -> str:
     return text
 
 
-def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the values of secret-sounding names masked, for display or a record."""
-    return {name: MASK if _SECRET_NAME.search(name) else redact(value) for name, value in sorted(environment.items())}
+def is_secret(name: str, value: str) -> bool:
+    """Say whether an environment variable looks like a secret, by its name or by its value."""
+    return bool(_SECRET_NAME.search(name)) or redact(value) != value

@@ -28,7 +28,8 @@ _STYLES = {
     "not_run": "yellow",
     "not checked": "yellow",
 }
-_WIDTH_WITHOUT_TERMINAL = 120
+# In a pipe or a log nothing is folded: lines are there to be searched.
+_WIDTH_WITHOUT_TERMINAL = 1000
 
 
 def terminal() -> tuple[int, bool]:

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import json
 import stat
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from cufallback.errors import CufallbackError, PayloadError, RecipeError
-from cufallback.record import INSPECTION, PLAN, PYLOCK, RECORD, SUMS, Record, checksum_lines, files_below, read_record
+from cufallback.crosscheck import (
+    Check,
+    agree,
+    check_builds,
+    check_distributions,
+    check_identity,
+    check_plan,
+    check_source,
+    check_stages,
+    rebuild_plan,
+    same_version,
+)
+from cufallback.errors import CufallbackError
+from cufallback.plan import BuildPlan
+from cufallback.record import (
+    INSPECTION,
+    PLAN,
+    PYLOCK,
+    RECORD,
+    SUMS,
+    Record,
+    checksum_lines,
+    files_below,
+    is_inner_path,
+    printable,
+    read_record,
+)
 from cufallback.store import canonical_json, sha256_bytes, sha256_file
 
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at: what, how it stands, and why (for ``not_run``: why not)."""
-
-    what: str
-    status: Literal["passed", "failed", "not_run"]
-    why: str
+# What reading hostile content can raise; each becomes a failed check.
+_HOSTILE = (
+    *(CufallbackError, OSError, ValueError, TypeError, LookupError),
+    *(ArithmeticError, AttributeError, RecursionError, MemoryError),
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +77,34 @@ def verify(folder: Path) -> Verification:
         RecordError: there is no record that can be read; everything else is a failed check.
     """
     record = read_record(folder)
-    checks = list(_files(folder, record))
+    checks = [*_guarded("files", lambda: _files(folder, record))]
     if any(check.status == "failed" for check in checks):
         # What the record says of other files is not worth reading on: it could lead anywhere.
         checks.append(Check("everything else", "not_run", "the files are not those of the record"))
-        return Verification(str(folder), record.build_id, tuple(checks))
-    for look in (_plan, _inputs, _subjects, _inspection, _pylock, _stages):
-        checks.extend(look(folder, record))
-    return Verification(str(folder), record.build_id, tuple(checks))
+    else:
+        looks: dict[str, Callable[[], Iterable[Check]]] = {
+            "subjects": lambda: _subjects(folder, record),
+            "inputs": lambda: _inputs(folder, record),
+            "stages": lambda: check_stages(record),
+            "claims": lambda: _not_checked(record),
+        }
+        for what, look in looks.items():
+            checks += _guarded(what, look)
+    told = tuple(Check(printable(check.what), check.status, printable(check.why)) for check in checks)
+    return Verification(str(folder), record.build_id, told)
+
+
+def _guarded(what: str, look: Callable[[], Iterable[Check]]) -> list[Check]:
+    """Return the checks that ``look`` makes; where it cannot go on, the last one is failed and says why."""
+    checks: list[Check] = []
+    try:
+        for check in look():
+            checks.append(check)  # one by one, since those before an error count too
+    except _HOSTILE as error:
+        place = f"{error.where}: " if isinstance(error, CufallbackError) and error.where else ""
+        reason = error.reason if isinstance(error, CufallbackError) else f"{type(error).__name__}: {error}"
+        checks.append(Check(what, "failed", f"cannot be understood: {place}{reason}"))
+    return checks
 
 
 def _files(folder: Path, record: Record) -> Iterator[Check]:
@@ -76,7 +117,15 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
         )
     if odd:
         return
+    unsafe = [name for entry, _mode in entries if not is_inner_path(name := entry.relative_to(folder).as_posix())]
+    for name in unsafe:
+        # No record can list it: such names lead astray in terminals and checksum lists.
+        yield Check(f"file {printable(name)}", "failed", "it is here, but the record does not list it")
+    if unsafe:
+        return
     listed = {file.path: file for file in record.files}
+    if len(listed) != len(record.files):
+        yield Check("files", "failed", f"{RECORD} lists a path twice")
     try:
         present = {file.path: file for file in files_below(folder)}
     except OSError as error:
@@ -107,130 +156,73 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
         yield Check(f"file {SUMS}", "passed", "one line for each file, as the record lists them")
 
 
-def _read(folder: Path, name: str, parse: Callable[[bytes], Any]) -> tuple[Any, Check | None]:
-    try:
-        return parse((folder / name).read_bytes()), None
-    except OSError as error:
-        return None, Check(name, "failed", f"cannot be read: {error.strerror}")
-    except (ValueError, RecursionError) as error:
-        return None, Check(name, "failed", f"cannot be understood: {error}")
+def _json(folder: Path, name: str) -> Any:
+    """Return the JSON of a file that must have the one form in which it is written."""
+    content = (folder / name).read_bytes()
+    value = json.loads(content)
+    if canonical_json(value) != content:
+        msg = f"{name} is not in the one JSON form that a build writes"
+        raise ValueError(msg)
+    return value
 
 
-def _plan(folder: Path, record: Record) -> Iterator[Check]:
-    """The plan hashes to the build id, and the folder carries its name."""
-    plan, fault = _read(folder, PLAN, json.loads)
-    if fault:
-        yield fault
-        return
-    actual = sha256_bytes(canonical_json(plan))
-    good = actual == record.build_id
-    yield Check("build id", "passed" if good else "failed", f"{PLAN} hashes to {actual}")
+def _inputs(folder: Path, record: Record) -> Iterator[Check]:
+    """Everything that follows from recipe, locks and plan, and the plan from these."""
+    plan = rebuild_plan(folder, record)
+    yield from _guarded("recipe", lambda: check_identity(record, plan))
+    yield from _guarded("plan", lambda: _plan(folder, record, plan))
+    yield from _guarded("source", lambda: check_source(record, plan))
+    yield from _guarded("distributions", lambda: check_distributions(record, plan))
+    yield from _guarded("builds", lambda: check_builds(record, plan))
+    yield from _guarded("inspection", lambda: _inspection(folder, record, plan))
+    yield from _guarded(PYLOCK, lambda: _pylock(folder, record, plan))
+
+
+def _plan(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
+    """The plan hashes to the build id, follows from the inputs, and the folder carries its name."""
+    written = _json(folder, PLAN)
+    yield agree("build id", sha256_bytes(canonical_json(written)), record.build_id, source=f"the digest of {PLAN}")
     if folder.resolve().name == record.build_id[:16]:
         yield Check("folder name", "passed", "is the build id's first 16 digits")
     else:
         yield Check("folder name", "not_run", f"the folder was renamed from {record.build_id[:16]}")
-    toolchain = isinstance(plan, dict) and plan.get("toolchain")
-    same = toolchain == record.toolchain
-    yield Check("toolchain", "passed" if same else "failed", f"{PLAN} and {RECORD} {'agree' if same else 'differ'}")
-
-
-def _inputs(folder: Path, record: Record) -> Iterator[Check]:
-    """Recipe and locks make this plan and no other; the record names the distributions and the tree that they pin."""
-    from cufallback.inputs import parse_locks
-    from cufallback.plan import LOCK_FILES, BuildPlan
-    from cufallback.recipe import parse_recipe
-    from cufallback.stages import plan_steps
-
-    known = {file.path: file.sha256 for file in record.files}
-    good = known.get(record.recipe.path) == record.recipe.sha256
-    yield Check(
-        "recipe", "passed" if good else "failed", f"{record.recipe.path} has the digest that the record gives it"
-    )
-    plan, fault = _read(folder, PLAN, json.loads)
-    if fault or not isinstance(plan, dict):
-        yield fault or Check("plan", "failed", f"{PLAN} is no object")
-        return
-    if not good:
-        return
-    try:
-        recipe = parse_recipe(folder / record.recipe.path)
-    except RecipeError as error:
-        yield Check("recipe", "failed", error.reason)
-        return
-    inputs = {name: (folder / "inputs" / name).read_bytes() for name in LOCK_FILES if f"inputs/{name}" in known}
-    locks, refused = parse_locks(recipe, inputs, folder / "inputs")
-    for name, lock_error in refused:
-        yield Check(f"lock {name}", "failed", lock_error.reason)
-    if locks.source is None or locks.build is None or locks.runtime is None:
-        return
-    made = BuildPlan(recipe, inputs, locks, None, record.cuda_probe_sha256, plan_steps(recipe, locks)).to_json()
-    # Commands and form come from the version that built; the rest must follow from the inputs whatever the version.
-    for key in ("recipe", "source", "cuda", "python", "builder", "locks", "cuda_probe"):
-        same = plan.get(key) == made[key]
-        yield Check(f"plan: {key}", "passed" if same else "failed", f"{PLAN} and inputs/ {_agree(same)}")
-    for lock in (locks.build, locks.runtime):
-        pinned = sorted((item.name, item.version, item.sha256) for item in lock.distributions)
-        listed = [item for item in record.distributions if lock.which in item.used_for]
-        same = pinned == sorted((item.name, item.version, item.sha256) for item in listed)
-        yield Check(f"lock {lock.which}.txt", "passed" if same else "failed", f"it and {RECORD} {_agree(same)}")
-    same = (locks.source.tree_sha256, locks.source.epoch) == (record.source.tree_sha256, record.source.epoch)
-    yield Check("lock source.lock.toml", "passed" if same else "failed", f"it and {RECORD} {_agree(same)}")
+    yield from check_plan(written, record, plan)
 
 
 def _subjects(folder: Path, record: Record) -> Iterator[Check]:
     """Each subject is a listed file and each wheel a subject; each wheel's own RECORD holds."""
-    from cufallback.wheel.normalize import repack
+    from cufallback.wheel.normalize import check_record
 
     known = {file.path: file for file in record.files}
     wheels = {path for path in known if path.endswith(".whl")}
-    named = {subject.path for subject in record.subjects}
-    for path in sorted(wheels ^ named):
+    named = [subject.path for subject in record.subjects]
+    for path in sorted({*wheels.symmetric_difference(named), *(path for path in named if named.count(path) > 1)}):
         yield Check(f"subject {path}", "failed", "the record's subjects and the wheels on disk differ")
     for subject in record.subjects:
-        file = known.get(subject.path)
+        what, file = f"subject {subject.path}", known.get(subject.path)
         if file is None or (file.sha256, file.size) != (subject.sha256, subject.size):
-            yield Check(f"subject {subject.path}", "failed", "the subject and the file list of the record differ")
+            yield Check(what, "failed", "the subject and the file list of the record differ")
             continue
         try:
-            with tempfile.TemporaryDirectory() as scratch:
-                # Repacking reads every member against the wheel's own RECORD.
-                again = repack(folder / subject.path, Path(scratch), epoch=record.source.epoch, extra_dist_info={})
-                same = sha256_file(again) == subject.sha256
+            check_record(folder / subject.path)
         except CufallbackError as error:
-            yield Check(f"subject {subject.path}", "failed", error.reason)
+            yield Check(what, "failed", error.reason)
         else:
-            why = (
-                "its RECORD holds, and repacking it gives the same bytes" if same else "repacking it gives other bytes"
-            )
-            yield Check(f"subject {subject.path}", "passed" if same else "failed", why)
+            yield Check(what, "passed", "each member is what the wheel's own RECORD says")
         if subject.log not in known:
             yield Check(f"log {subject.log}", "failed", "the build log is not here")
-    contracts = record.source.contracts
-    broken = [contract.file for contract in contracts if contract.status != "passed"]
-    yield Check("contracts", "failed" if broken else "passed", f"{len(contracts)} recorded, broken: {broken or 'none'}")
 
 
-def _inspection(folder: Path, record: Record) -> Iterator[Check]:
+def _inspection(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
     """inspection.json equals the record's, inspecting the wheels again shows the same, and no finding failed."""
-    from cufallback.recipe import parse_recipe
     from cufallback.stages import inspect_wheels
 
-    document, fault = _read(folder, INSPECTION, json.loads)
-    if fault:
-        yield fault
-        return
-    same = document == record.inspection
-    yield Check("inspection", "passed" if same else "failed", f"{INSPECTION} and {RECORD} {_agree(same)}")
-    try:
-        paths = [folder / subject.path for subject in record.subjects]
-        again = inspect_wheels(paths, parse_recipe(folder / record.recipe.path))
-    except (PayloadError, RecipeError, ValueError) as error:
-        reason = error.reason if isinstance(error, CufallbackError) else str(error)
-        yield Check("inspection repeated", "failed", reason)
-        return
-    same = _facts(again) == _facts(record.inspection)
-    why = f"what the wheels show and the record {_agree(same)}"
-    yield Check("inspection repeated", "passed" if same else "failed", why)
+    yield agree("inspection", _json(folder, INSPECTION), record.inspection, source=INSPECTION)
+    again = inspect_wheels([folder / subject.path for subject in record.subjects], plan.recipe)
+    if same_version(record):
+        yield agree("inspection repeated", again, record.inspection, source="the wheels")
+    else:
+        yield agree("inspection repeated", _facts(again), _facts(record.inspection), source="the wheels")
     for made, inspection in (("recorded", record.inspection), ("repeated", again)):
         failed = [
             f"{wheel.get('file')}: {finding.get('what')}: {finding.get('why')}"
@@ -255,38 +247,38 @@ def _facts(inspections: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def _agree(same: bool) -> str:
-    return "agree" if same else "differ"
-
-
-def _pylock(folder: Path, record: Record) -> Iterator[Check]:
-    """The PEP 751 lock is valid and names the record's runtime distributions."""
+def _pylock(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
+    """The PEP 751 lock is valid and holds the record's runtime distributions and wheels, and nothing else."""
     from packaging.pylock import Pylock, PylockValidationError
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
 
-    data, fault = _read(folder, PYLOCK, lambda raw: tomllib.loads(raw.decode()))
-    if fault:
-        yield fault
-        return
+    data = tomllib.loads((folder / PYLOCK).read_bytes().decode())
     try:
-        lock = Pylock.from_dict(data)
+        Pylock.from_dict(data)
     except PylockValidationError as error:
         yield Check(PYLOCK, "failed", f"not a valid PEP 751 lock: {error}")
         return
-    locked = sorted((str(package.name), str(package.version)) for package in lock.packages)
-    named = [(item.name, item.version) for item in record.distributions if "runtime" in item.used_for]
-    named += [(wheel["name"], wheel["version"]) for wheel in record.inspection]
-    same = locked == sorted(named)
-    yield Check(PYLOCK, "passed" if same else "failed", f"a valid PEP 751 lock; it and the record {_agree(same)}")
+    listed = [
+        (item.name, item.version, f"wheelhouse/{item.filename}", item.sha256, item.size)
+        for item in record.distributions
+        if "runtime" in item.used_for
+    ]
+    listed += [
+        (wheel["name"], wheel["version"], subject.path, subject.sha256, subject.size)
+        for wheel, subject in zip(record.inspection, record.subjects, strict=True)
+    ]
+    rows = sorted((canonicalize_name(name), str(Version(version)), *wheel) for name, version, *wheel in listed)
+    packages = [
+        {"name": name, "version": version, "wheels": [{"path": path, "size": size, "hashes": {"sha256": sha256}}]}
+        for name, version, path, sha256, size in rows
+    ]
+    yield agree(PYLOCK, packages, data["packages"], source=RECORD, document=PYLOCK)
+    yield agree("python", f"=={plan.recipe.python.version}.*", data["requires-python"], document=PYLOCK)
 
 
-def _stages(_folder: Path, record: Record) -> Iterator[Check]:
-    """What the build itself did not do is said here too."""
-    for stage in record.stages:
-        if stage.status == "not_run":
-            yield Check(f"stage {stage.name}", "not_run", stage.why)
-    for subject in record.subjects:
-        if subject.isolation.status != "passed":
-            yield Check(f"isolation of {subject.path}", "not_run", f"{subject.isolation.statement}")
+def _not_checked(record: Record) -> Iterator[Check]:
+    """What nobody has verified is said here too."""
     if record.source.commit and record.source.commit.status == "quoted":
         yield Check("source commit", "not_run", f"quoted, not verified: {record.source.commit.source}")
     yield Check("signatures", "not_run", "this build carries none")

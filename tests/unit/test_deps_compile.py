@@ -244,7 +244,7 @@ def fake_uv(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
 @pytest.mark.parametrize("script", ["echo uv 0.8.22", "echo nonsense", "exit 1"])
 def test_uv_too_old_or_broken(default: FakeIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     fake_uv(tmp_path / "bin", monkeypatch, script)
-    with pytest.raises(ToolchainError, match=r"uv: wanted 0\.9 or newer, found"):
+    with pytest.raises(ToolchainError, match=r"uv: wanted [\d.]+ or newer, found"):
         solve(operated("a"), recipe(), tmp_path)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cuda_probe.diagnosis import STATUSES
 from cufallback import record
 from cufallback.errors import ExitCode
 from cufallback.recipe import json_schema
@@ -98,18 +99,36 @@ def test_the_page_of_the_record_lists_every_key_and_file() -> None:
         assert f"| `{name}` |" in text
 
 
+def test_exit_codes_of_the_cuda_probe_are_those_of_the_program() -> None:
+    rows_shown = re.findall(r"^\| (\d+) \| `(\w+)` \| (.+?) \|$", read("docs/cuda-probe.md"), re.MULTILINE)
+    assert rows_shown == [(str(code), status, meaning) for status, (code, meaning) in STATUSES.items()]
+
+
+def test_every_environment_variable_is_in_the_table_and_none_besides() -> None:
+    files = [CHECKOUT / "noxfile.py", CHECKOUT / "tests/conftest.py"]
+    for folder in ("build", "tests/services"):
+        files += [path for path in (CHECKOUT / folder).rglob("*") if path.suffix in {".py", ".toml"}]
+    # Not the beginning of a name that code completes, such as CUFALLBACK_PROBE_{…}
+    used = {name for path in files for name in re.findall(r"\bCUFALLBACK_[A-Z_]+\b(?!\{)", path.read_text("utf-8"))}
+    assert len(used) >= 9
+    assert set(re.findall(r"^\| `(\w+)` \|", read("docs/environment.md"), re.MULTILINE)) == used
+
+
 # Links and the two READMEs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    anchors = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in headings(text)}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("https://"):
-            assert (page.parent / target).is_file(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            file, _, anchor = target.partition("#")
+            led_to = page.parent / file if file else page
+            assert led_to.is_file(), target
+            assert not anchor or anchor in anchors(led_to.read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in headings(text)}
 
 
 def headings(text: str) -> list[str]:
@@ -126,7 +145,7 @@ def test_both_readmes_show_the_same() -> None:
     assert len(headings(english)) == len(headings(chinese))
     assert english.count("\n|") == chinese.count("\n|")
     # Links to each other apart, the same links, and the same figures in the same order of tables
-    pages = {"README.md", "README.zh-CN.md", "#sources", "#来源"}
+    pages = {"README.md", "README.zh-CN.md", "#sources", "#来源", "#recipes", "#配方", "#without-a-build", "#免构建"}
     links = [set(re.findall(r"\]\(([^)\s]+)\)", text)) - pages for text in (english, chinese)]
     assert links[0] == links[1]
     figures = r"r5\d\d(?:\.\d\d(?:\.\d\d)?)?|v0\.\d\d(?:\.\d)?|\d+\.\d+\.\d+|\((?:9|10|12)\.\d\)"
@@ -145,7 +164,15 @@ def ascii_brackets(text: str) -> str:
 
 def test_the_first_screen_of_the_readme_has_what_a_reader_must_know_first() -> None:
     first = "\n".join(read("README.md").splitlines()[:50])
-    for needed in ("Is this for you?", "VLLM_ENABLE_CUDA_COMPATIBILITY=1", "r580", "r575", "B300", "error 804"):
+    for needed in (
+        "Is this for you?",
+        "VLLM_ENABLE_CUDA_COMPATIBILITY=1",
+        "r580",
+        "r575",
+        "B300",
+        "error 804",
+        "cannot build",
+    ):
         assert needed in first
     set_up, tests = fences(read("README.md"))[:2]
     assert set_up == (
@@ -173,10 +200,14 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert script.startswith("#!/usr/bin/env bash\n")
     assert "\nset -euo pipefail\n" in script
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
-    for command in fences(read("README.md"))[:3]:
+    for command in fences(read("README.md"))[:2]:
         assert f"    {command}" in script
     assert script.rstrip().splitlines()[-1] == 'step "tests" run_tests'
     assert "\nexport CI=true\n" in script
+    # What `step` runs stands left of ||, where "set -e" is off: a command that fails must end the function by itself.
+    for body in re.findall(r"^clone\(\) \{\n(.*?)^\}", script, re.DOTALL | re.MULTILINE):
+        lines = [line.strip() for line in body.splitlines() if not line.strip().startswith("#")]
+        assert all(line.endswith("&&") for line in lines[:-1]), body
 
 
 def test_the_workflow_has_few_rights_and_pinned_actions() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cufallback import store
 from cufallback.errors import BuildError, BusyError, WorkspaceError
 from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Stage
 from cufallback.process import RecordingRunner
@@ -27,9 +28,13 @@ class Kitchen:
         self.broken: str | None = None
 
     def stages(self) -> tuple[Stage, ...]:
-        return (self._stage("first"), self._stage("second"), self._stage("third"))
+        return (
+            self._stage("first"),
+            self._stage("second", judges=False),
+            self._stage("third", publishes=True),
+        )
 
-    def _stage(self, name: str) -> Stage:
+    def _stage(self, name: str, **options: bool) -> Stage:
         def run(context: Context) -> Outcome:
             self.ran.append(name)
             half = context.folder / "half"
@@ -41,7 +46,7 @@ class Kitchen:
             half.write_text("whole")
             return Outcome({"said": name}, (half, context.folder / "tree"))
 
-        return Stage(name, f"makes {name}", run)
+        return Stage(name, f"makes {name}", run, **options)
 
 
 @pytest.fixture
@@ -53,20 +58,23 @@ def kitchen() -> Kitchen:
 def cook(kitchen: Kitchen, tmp_path: Path) -> Callable[..., list[str]]:
     def run(build_id: str = "a" * 64, **options: Any) -> list[str]:
         kitchen.ran.clear()
-        ran = pipeline(kitchen.stages(), tmp_path, build_id).run(**options)
+        given = {name: options.pop(name) for name in ("recipe", "dist") if name in options}
+        ran = pipeline(kitchen.stages(), tmp_path, build_id, **given).run(**options)
         assert [stage.stage for stage in ran if stage.action == "done"] == kitchen.ran
         return list(kitchen.ran)
 
     return run
 
 
-def pipeline(stages: tuple[Stage, ...], root: Path, build_id: str = "a" * 64) -> Pipeline:
-    plan: Any = SimpleNamespace(build_id=build_id, short_id=build_id[:16])
+def pipeline(
+    stages: tuple[Stage, ...], root: Path, build_id: str = "a" * 64, recipe: bytes = b"", dist: str = "dist"
+) -> Pipeline:
+    plan: Any = SimpleNamespace(build_id=build_id, short_id=build_id[:16], inputs={"recipe.toml": recipe})
     return Pipeline(
         plan=plan,
         stages=stages,
         work=root / "work",
-        dist=root / "dist",
+        dist=root / dist,
         mirrors=(),
         runner=RecordingRunner(),
         progress=Silent(),
@@ -82,6 +90,16 @@ def test_an_unchanged_build_runs_nothing(cook: Callable[..., list[str]]) -> None
 def test_until_stops_there_and_the_next_run_goes_on(cook: Callable[..., list[str]]) -> None:
     assert cook(until="first") == ["first"]
     assert cook() == ["second", "third"]
+
+
+def test_other_expectations_redo_the_stages_that_judge_and_no_other(cook: Callable[..., list[str]]) -> None:
+    cook()
+    assert cook(recipe=b"size_limit_mib = 7") == ["first", "third"]
+
+
+def test_another_output_folder_is_published_into(cook: Callable[..., list[str]]) -> None:
+    cook()
+    assert cook(dist="elsewhere") == ["third"]
 
 
 def test_another_build_id_shares_nothing(cook: Callable[..., list[str]]) -> None:
@@ -109,9 +127,16 @@ def test_a_damaged_state_file_counts_as_unfinished(cook: Callable[..., list[str]
     assert cook() == ["first"]
 
 
-def test_a_touched_but_equal_output_is_not_redone(cook: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_touched_but_equal_output_is_not_redone_and_hashed_only_once(
+    cook: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cook()
-    (tmp_path / "work" / "work" / ("a" * 16) / "second" / "half").touch()
+    folder = tmp_path / "work" / "work" / ("a" * 16) / "second"
+    os.link(folder / "half", tmp_path / "another link of it")  # as another build's wheelhouse does: ctime moves
+    before = (folder / STATE_FILE).read_bytes()
+    assert cook() == []
+    assert (folder / STATE_FILE).read_bytes() != before, "the new facts are kept"
+    monkeypatch.setattr(store, "sha256_file", lambda _path: pytest.fail("nothing is to be hashed again"))
     assert cook() == []
 
 

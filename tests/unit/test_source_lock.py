@@ -118,13 +118,19 @@ def test_everything_wrong_is_listed_at_once_by_name_and_line(tmp_path: Path) -> 
     assert "cufallback lock --recipe r" in caught.value.remedy
 
 
+def test_unused_sources_are_compared_all_the_same(tmp_path: Path) -> None:
+    lock = locked(tmp_path, TAGGED, unused="*")
+    unused = [Unused(name="*", why=WHY)]
+    assert compare([TAGGED], SourceLock("r", (), SHA, TREE.epoch), unused)[0].kind == "unlocked"
+    assert compare([replace(TAGGED, ref="v2")], lock, unused)[0].kind == "changed"
+    assert compare([], lock, unused)[0].kind == "vanished"
+
+
 @pytest.mark.parametrize("glob", ["*", "tag*", "*d"])
 def test_unused_sources_need_no_pin(tmp_path: Path, glob: str) -> None:
     lock = locked(tmp_path, TAGGED, unused=glob)
     unused = [Unused(name=glob, why=WHY)]
     assert compare([TAGGED], lock, unused) == ()
-    assert compare([TAGGED], SourceLock("r", (), SHA, TREE.epoch), unused) == ()
-    assert compare([], lock, unused) == ()
     assert compare([TAGGED], lock, [])[0].kind == "mutable"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cufallback.errors import CufallbackError, PayloadError, WorkspaceError
-from cufallback.wheel.normalize import repack
+from cufallback.wheel.normalize import check_record, repack
 
 EPOCH = 1_754_900_000
 NAME = "demo-1.0-py3-none-any.whl"
@@ -204,3 +204,30 @@ def test_an_output_that_is_a_file_is_a_workspace_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(WorkspaceError):
         repack(write_wheel(tmp_path), tmp_path / "out", epoch=EPOCH, extra_dist_info={})
+
+
+def test_a_right_record_is_checked_in_place(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    before = wheel.read_bytes()
+    wheel.chmod(0o400)
+    check_record(wheel)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_checking_in_place_refuses_what_repacking_refuses(tmp_path: Path, fault: str) -> None:
+    wheel = WRONG[fault](tmp_path)
+    with pytest.raises(PayloadError) as repacked:
+        repack(wheel, tmp_path / "out", epoch=EPOCH, extra_dist_info={})
+    with pytest.raises(PayloadError) as checked:
+        check_record(wheel)
+    assert str(checked.value) == str(repacked.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a zip"])
+def test_what_is_no_wheel_is_not_checked(tmp_path: Path, content: bytes | None) -> None:
+    wheel = tmp_path / NAME
+    if content is not None:
+        wheel.write_bytes(content)
+    with pytest.raises(PayloadError):
+        check_record(wheel)

@@ -74,6 +74,28 @@ def repack(wheel: Path, output_folder: Path, *, epoch: int, extra_dist_info: Map
     return target
 
 
+def check_record(wheel: Path) -> None:
+    """Compare every member of ``wheel`` with the wheel's own RECORD; nothing is written.
+
+    Raises:
+        PayloadError: as for :func:`repack`.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members, dist_info = _members(wheel, archive)
+            record = f"{dist_info}/RECORD"
+            recorded = _read_record(wheel, archive.read(members[record]))
+            for name in sorted(members.keys() - {record}):
+                with archive.open(members[name]) as source:
+                    digest, size = _digest(source)
+                _check_row(wheel, name, recorded.pop(name, None), digest, size)
+            _check_rest(wheel, recorded, record)
+    except _UNREADABLE as error:
+        _refuse(wheel, f"is no readable zip archive: {error}")
+    except OSError as error:
+        _refuse(wheel, f"cannot be read: {error.strerror}")
+
+
 def _refuse(wheel: Path, reason: str, remedy: str = "build the wheel again") -> NoReturn:
     raise PayloadError(reason, remedy=remedy, where=str(wheel))
 
@@ -144,13 +166,8 @@ def _write(
             entry.create_system = 3  # Unix, whatever this machine is
             entry.external_attr = (stat.S_IFREG | mode) << 16
             entry.file_size = size
-            digest, written = hashlib.sha256(), 0
             with new.open(entry, "w") as sink:
-                while chunk := source.read(_CHUNK):
-                    digest.update(chunk)
-                    written += len(chunk)
-                    sink.write(chunk)
-            return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode(), written
+                return _digest(source, sink)
 
         for name in sorted({*members, *extra} - {record}):
             if name in extra:
@@ -162,13 +179,22 @@ def _write(
                     digest, size = add(name, mode, info.file_size, source)
                 _check_row(wheel, name, recorded.pop(name, None), digest, size)
             rows.append((name, f"sha256={digest}", str(size)))
-        recorded.pop(record, None)
-        if recorded:
-            _refuse(wheel, f"RECORD names {sorted(recorded)[0]}, which the wheel does not hold")
+        _check_rest(wheel, recorded, record)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([*rows, (record, "", "")])
         data = text.getvalue().encode()
         add(record, 0o644, len(data), io.BytesIO(data))
+
+
+def _digest(source: IO[bytes], sink: IO[bytes] | None = None) -> tuple[str, int]:
+    """Read ``source`` to its end, copying it to ``sink``; return its SHA-256 as RECORD writes it, and its size."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+        if sink is not None:
+            sink.write(chunk)
+    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode(), size
 
 
 def _read_record(wheel: Path, data: bytes) -> dict[str, tuple[str, str]]:
@@ -192,3 +218,10 @@ def _check_row(wheel: Path, name: str, row: tuple[str, str] | None, digest: str,
         _refuse(wheel, f"holds {name}, which its RECORD does not name")
     if row != (f"sha256={digest}", str(size)):
         _refuse(wheel, f"{name} is not what RECORD says: sha256={digest}, {size} bytes; RECORD: {row[0]}, {row[1]}")
+
+
+def _check_rest(wheel: Path, recorded: dict[str, tuple[str, str]], record: str) -> None:
+    """Demand that no row is left but that of RECORD itself."""
+    recorded.pop(record, None)
+    if recorded:
+        _refuse(wheel, f"RECORD names {sorted(recorded)[0]}, which the wheel does not hold")
