@@ -2,7 +2,8 @@
 
 All CUDA parts come from the wheels of the build environment (``cuda-toolkit[cudart,nvfatbin,nvrtc]``), so there
 is no nvcc, and the result is the same on every machine with the same C compiler. Needs gcc (or ``CC``) and
-binutils. Variables: CUFALLBACK_PROBE_ARCHITECTURES, CUFALLBACK_PROBE_PTX, CUFALLBACK_PROBE_PTX_ISA.
+binutils. Variables: CUFALLBACK_PROBE_ARCHITECTURES, CUFALLBACK_PROBE_PTX, and CUFALLBACK_PROBE_PTX_ISA, which is
+the ISA that the toolkit's NVRTC must emit; unset, whatever it emits is taken and stated.
 """
 
 from __future__ import annotations
@@ -178,8 +179,7 @@ class CudaProbeHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["tag"] = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_x86_64"
 
     def _option(self, name: str) -> str:
-        variable = f"CUFALLBACK_PROBE_{name.upper().replace('-', '_')}"
-        return os.environ.get(variable) or str(self.config[name])
+        return os.environ.get(f"CUFALLBACK_PROBE_{name.upper()}") or str(self.config[name])
 
     def _build(self, folder: Path) -> tuple[dict[str, Any], tuple[int, int]]:
         architectures = self._option("architectures").split()
@@ -193,8 +193,9 @@ class CudaProbeHook(BuildHookInterface):  # type: ignore[type-arg]
         ptx_name = _target("compute", ptx_target)
         ptx = compiler.compile(source, ptx_name)
         isa = _ptx_isa(ptx)
-        if isa != self._option("ptx-isa"):
-            msg = f"NVRTC {toolkit} emits PTX ISA {isa}, expected {self._option('ptx-isa')}"
+        expected = os.environ.get("CUFALLBACK_PROBE_PTX_ISA") or isa
+        if isa != expected:
+            msg = f"NVRTC {toolkit} emits PTX ISA {isa}, expected {expected}"
             raise RuntimeError(msg)
         (folder / "sass.fatbin").write_bytes(_fatbin(nvfatbin, cubins))
         (folder / "ptx.fatbin").write_bytes(_fatbin(nvfatbin, [(ptx_name, ptx)]))

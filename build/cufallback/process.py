@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -44,6 +45,8 @@ class Runner(Protocol):
         check: bool = True,
         timeout: float | None = None,
         on_line: Callable[[str], None] | None = None,
+        shown: Sequence[str | Path] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run ``argv`` and return what it left.
 
@@ -55,6 +58,9 @@ class Runner(Protocol):
             check: raise when the exit status is not 0.
             timeout: seconds after which the program and its children are ended.
             on_line: called with each redacted output line, for progress.
+            shown: the command line as the log and errors name it; None: ``argv``.
+            names: paths, each with what the log says instead, so that a log can leave this machine. The returned
+                output keeps the paths.
 
         Raises:
             CommandError: the program is missing, failed (with ``check``) or ran out of time.
@@ -76,10 +82,13 @@ class LocalRunner:
         check: bool = True,
         timeout: float | None = None,
         on_line: Callable[[str], None] | None = None,
+        shown: Sequence[str | Path] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> Completed:
         """See :meth:`Runner.run`."""
         words = tuple(str(word) for word in argv)
-        shown = redact(shlex.join(words))
+        command = redact(shlex.join(map(str, argv if shown is None else shown)))
+        rename = _renamer(names or {})
         lines: list[str] = []
         timed_out = False
         with contextlib.ExitStack() as stack:
@@ -89,10 +98,10 @@ class LocalRunner:
                 stack.enter_context(workspace_errors(log))
                 log.parent.mkdir(parents=True, exist_ok=True)
                 sink = stack.enter_context(log.open("a", encoding="utf-8"))
-                sink.write(f"+ {shown}\n")
+                sink.write(f"+ {rename(command)}\n")
                 sink.flush()
             started = time.monotonic()
-            child = _start(words, shown, cwd=cwd, env=env)
+            child = _start(words, command, cwd=cwd, env=env)
 
             def expire() -> None:
                 nonlocal timed_out
@@ -110,7 +119,7 @@ class LocalRunner:
                     line = redact(raw)
                     lines.append(line)
                     if sink is not None:
-                        sink.write(line)
+                        sink.write(rename(line))
                         sink.flush()
                     if on_line is not None:
                         on_line(line.rstrip("\n"))
@@ -123,10 +132,20 @@ class LocalRunner:
                     child.stdout.close()
         done = Completed(words, child.returncode, "".join(lines), time.monotonic() - started)
         if timed_out:
-            raise CommandError(f"{words[0]} did not end within {timeout:g} s", remedy=_see(log, lines), where=shown)
+            raise CommandError(f"{words[0]} did not end within {timeout:g} s", remedy=_see(log, lines), where=command)
         if check and done.returncode != 0:
-            raise CommandError(f"{words[0]} exited with {done.returncode}", remedy=_see(log, lines), where=shown)
+            raise CommandError(f"{words[0]} exited with {done.returncode}", remedy=_see(log, lines), where=command)
         return done
+
+
+def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Return what replaces each path of ``names``, the longest first, where it stands as a whole path or a parent."""
+    if not names:
+        return lambda line: line
+    longest = sorted(names, key=len, reverse=True)
+    # Not within a longer path: with /a/b known, neither /x/a/b nor /a/bc is meant; file:///a/b and -I/a/b are.
+    pattern = re.compile(rf"(?<![\w.-])(?<![^/]/)(-[A-Za-z]+)?({'|'.join(map(re.escape, longest))})(?![\w-]|\.\w)")
+    return lambda line: pattern.sub(lambda found: (found[1] or "") + names[found[2]], line)
 
 
 def _start(
@@ -188,6 +207,8 @@ class RecordingRunner:
         check: bool = True,
         timeout: float | None = None,  # noqa: ARG002
         on_line: Callable[[str], None] | None = None,
+        shown: Sequence[str | Path] | None = None,  # noqa: ARG002
+        names: Mapping[str, str] | None = None,  # noqa: ARG002
     ) -> Completed:
         """See :meth:`Runner.run`."""
         words = tuple(str(word) for word in argv)

@@ -22,6 +22,13 @@ from cufallback.tomlplace import key_path, line_of
 SCHEMA_VERSION = 1
 
 
+def _without_epoch(variables: dict[str, str]) -> dict[str, str]:
+    if "SOURCE_DATE_EPOCH" in variables:
+        msg = "SOURCE_DATE_EPOCH is the time of the source, which the source lock pins; remove it"
+        raise ValueError(msg)
+    return variables
+
+
 def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)
@@ -346,11 +353,18 @@ class Wheel(_Model):
     environment: Annotated[
         dict[str, str],
         AfterValidator(_without_secrets),
-        Field(description="environment variables of the build, name to value; no secrets, since the record shows them"),
+        AfterValidator(_without_epoch),
+        Field(
+            description="environment variables of the build; no secrets, since the record shows them, and no "
+            "`SOURCE_DATE_EPOCH`, which is the source lock's"
+        ),
     ] = {}
     expected_extensions: Annotated[
         tuple[str, ...], Field(strict=False, description="modules that the wheel must carry compiled, dotted names")
     ] = ()
+    device_code: Annotated[
+        bool, Field(description="whether the main wheel must carry GPU code for every one of `cuda.architectures`")
+    ] = True
     size_limit_mib: Annotated[int, Field(ge=1, description="the largest size the wheel may have, in MiB")] = 2000
 
 

@@ -20,23 +20,27 @@ from packaging.version import Version
 from cufallback.errors import CommandError, ToolchainError
 from cufallback.process import Runner
 from cufallback.recipe import GitSource, Recipe
+from cufallback.source.gitrepo import MINIMUM_GIT
 
-# vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); git 2.25 brought partial clones
-# with sparse filters that servers accept today; of uv 0.9.17 and 0.9.26 only the second takes
-# --exclude-newer-package NAME=false (both tried).
-MINIMUM = {"g++": "11.3", "git": "2.25", "uv": "0.9.26"}
+# vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); of uv 0.9.17 and 0.9.26 only the
+# second takes --exclude-newer-package NAME=false (both tried).
+MINIMUM = {"gcc": "11.3", "g++": "11.3", "git": MINIMUM_GIT, "uv": "0.9.26"}
 _CONNECT_SECONDS = 0.6
 _ANSWER_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Versions of what turns source into bytes. A plan holds it; hosts, paths and job counts are no part of it."""
+    """Versions of what turns source into bytes. A plan holds it; hosts, paths and job counts are no part of it.
+
+    ``compiler`` is g++, ``c_compiler`` gcc.
+    """
 
     machine: str
     libc: str
     python: str
     compiler: str
+    c_compiler: str
     linker: str
 
     def to_json(self) -> dict[str, str]:
@@ -83,24 +87,58 @@ def probe_toolchain(recipe: Recipe, runner: Runner) -> tuple[Toolchain | None, t
     from cufallback.wheel.builder import DEFAULT_PATH
     from cufallback.wheel.environment import find_interpreter
 
+    version = recipe.python.version
     python: str | None = None
     try:
-        python = _version_of((find_interpreter(recipe.python.version, runner=runner), "--version"), runner)
-        needs.append(Need("Python", recipe.python.version, python or "no version", "ok"))
+        interpreter = find_interpreter(version, runner=runner)
+        python = _version_of((interpreter, "--version"), runner)
+        needs.append(Need("Python", version, python or "no version", "ok"))
+        needs.append(_headers(interpreter, version, runner))
     except ToolchainError as error:
-        needs.append(Need("Python", recipe.python.version, error.reason, "missing", error.remedy))
+        needs.append(Need("Python", version, error.reason, "missing", error.remedy))
     # As the build finds them, not as this shell does.
     path = {"PATH": recipe.wheel.environment.get("PATH", DEFAULT_PATH), "LC_ALL": "C"}
     compiler = _first_line(("g++", "--version"), runner, path)
+    c_compiler = _first_line(("gcc", "--version"), runner, path)
     linker = _first_line(("ld", "--version"), runner, path)
+    needs.append(_tool("gcc", _version_in(c_compiler), "install gcc with the system's packages"))
     needs.append(_tool("g++", _version_in(compiler), "install g++ with the system's packages"))
     if linker is None:
         needs.append(Need("ld", "any", "not found", "missing", "install binutils with the system's packages"))
+    needs.append(_isolation(runner))
     toolchain = None
-    if python and compiler and linker:
+    if python and compiler and c_compiler and linker:
         libc = " ".join(platform.libc_ver()).strip() or "unknown"
-        toolchain = Toolchain(platform.machine(), libc, python, compiler, linker)
+        toolchain = Toolchain(platform.machine(), libc, python, compiler, c_compiler, linker)
     return toolchain, tuple(needs)
+
+
+def _headers(interpreter: Path, version: str, runner: Runner) -> Need:
+    from cufallback.wheel.environment import find_headers
+
+    remedy = f"install python3-dev or python{version}-dev with the system's packages, or use a Python that has them"
+    try:
+        header, present = find_headers(interpreter, runner)
+    except CommandError as error:
+        return Need("Python headers", "Python.h", error.reason, "missing", remedy)
+    if present:
+        return Need("Python headers", "Python.h", "present", "ok")
+    return Need("Python headers", "Python.h", f"no {header}", "missing", remedy)
+
+
+def _isolation(runner: Runner) -> Need:
+    from cufallback.wheel.isolate import probe_isolation
+
+    found = probe_isolation(runner)
+    if found.kind != "none":
+        return Need("isolation", "a build without network", found.statement, "ok")
+    return Need(
+        "isolation",
+        "a build without network",
+        f"the record will say: {found.statement}",
+        "degraded",
+        "allow user namespaces (package util-linux for unshare; in a container --privileged or --cap-add SYS_ADMIN)",
+    )
 
 
 def probe_uv(runner: Runner) -> Need:

@@ -40,7 +40,7 @@ def environment(house: Callable[..., House], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def wheel(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("p")
-    built = build(probe_folder(), environment, work, NONE, VARIABLES)
+    built = build(probe_folder(), environment, work, NONE, {**VARIABLES, "CUFALLBACK_PROBE_PTX_ISA": "8.8"})
     return repack(built.path, work / "repacked", epoch=EPOCH, extra_dist_info={})
 
 

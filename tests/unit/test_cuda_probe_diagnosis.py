@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cuda_probe.diagnosis import STATUSES, explain, fitting_sass, kernel_driver
+from cuda_probe.diagnosis import _FIRST_DRIVER, STATUSES, explain, fitting_sass, kernel_driver
+from cufallback.cuda.questions import isa_of, minimum_driver_for_ptx
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,13 @@ def test_errors_have_a_sentence_and_a_remedy(code: int, status: str, reason: str
     assert found.status == status
     assert reason in found.reason
     assert remedy in found.remedy
+
+
+def test_the_first_drivers_are_those_of_the_facts() -> None:
+    for toolkit, driver in _FIRST_DRIVER.items():
+        floor = minimum_driver_for_ptx(isa_of(toolkit))
+        assert floor is not None
+        assert str(floor.driver) == driver
 
 
 def test_other_errors_keep_their_number_and_name() -> None:

@@ -185,3 +185,23 @@ def test_the_recording_runner_keeps_calls_and_answers() -> None:
     assert recording.calls == [("good", "p"), ("bad",), ("bad",)]
     assert recording.environments == [{"A": "1"}, None, None]
     assert seen == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("line", "logged"),
+    [
+        ("/a/b/c.py:3: no", "ENV/c.py:3: no"),
+        ("in '/a/b'.", "in 'ENV'."),
+        ("/a/b.", "ENV."),
+        ("-I/a/b -isystem/a/b -Wl,-rpath,/a/b --x=/a/b", "-IENV -isystemENV -Wl,-rpath,ENV --x=ENV"),
+        ("file:///a/b/x", "file://ENV/x"),
+        ("/a/b/deep/x /a/x", "DEEP/x TOP/x"),
+        ("/x/a/b /a/bc /a/b-c /a/b.c /ab", "/x/a/b TOP/bc TOP/b-c TOP/b.c /ab"),
+    ],
+)
+def test_a_log_can_name_places_by_what_they_are(tmp_path: Path, line: str, logged: str) -> None:
+    names = {"/a": "TOP", "/a/b": "ENV", "/a/b/deep": "DEEP"}
+    log = tmp_path / "log"
+    done = LocalRunner().run(["/bin/echo", line], log=log, shown=["say", "/a/b"], names=names)
+    assert done.output == f"{line}\n"
+    assert log.read_text() == f"+ say ENV\n{logged}\n"

@@ -17,7 +17,7 @@ from cufallback.errors import ExitCode
 from cufallback.recipe import load_recipe
 from cufallback.store import canonical_json
 from cufallback.wheel import payload as payload_module
-from cufallback.wheel.audit import Finding, expectation_of, probe_expectation_of
+from cufallback.wheel.audit import Finding, expectation_for, expectation_of, probe_expectation_of
 from cufallback.wheel.coverage import cuda_at_least, gpu_coverage, minimum_driver
 from cufallback.wheel.fatbin import read_fatbins
 from cufallback.wheel.inspect import Inspection, dotted_name, inspect_wheel, newest_version
@@ -324,7 +324,11 @@ def test_the_recipes_say_what_their_wheels_must_be() -> None:
     assert (production.toolkit, production.maximum_driver_branch) == ("12.9.1", 575)
     assert "vllm._flashkda_C" in production.extensions
     rehearsal = load_recipe("rehearsal")
+    assert not rehearsal.wheel.device_code
     assert expectation_of(rehearsal).architectures == ()
+    # Whatever the target is called: what the wheel carries is the recipe's to say.
+    carries = rehearsal.model_copy(update={"wheel": rehearsal.wheel.model_copy(update={"device_code": True})})
+    assert len(expectation_of(carries).architectures) == 3
     probe = probe_expectation_of(rehearsal, ptx=((A("8.0"), Isa(8, 8)),), extensions=("cuda_probe",))
     assert list(map(str, probe.architectures)) == ["9.0a", "10.0a", "10.3a"]
 
@@ -332,11 +336,26 @@ def test_the_recipes_say_what_their_wheels_must_be() -> None:
 # ------------------------------------------------------------------------------------------------------------- report
 
 
-def test_json_of_one_wheel_is_an_object_and_of_several_a_list(wheel: Path) -> None:
+def test_the_cuda_probe_is_judged_as_what_it_is(tmp_path: Path) -> None:
+    recipe = load_recipe("kimi-k3-cu129")
+    name = "cufallback_cuda_probe-1.0.0+cu129-py3-none-manylinux_2_17_x86_64.whl"
+    probe = expectation_for(tmp_path / name, recipe)
+    assert (probe.ptx, probe.extensions) == (((A("8.0"), Isa(8, 8)),), ("cuda_probe.libcuda_probe",))
+    assert expectation_for("cufallback-cuda-probe", recipe) == probe
+    assert expectation_for("vllm-0.30.0-cp38-abi3-linux_x86_64.whl", recipe) == expectation_of(recipe)
+    metadata = {"cufallback_cuda_probe-1.0.0+cu129.dist-info/METADATA": b"Name: cufallback-cuda-probe\nVersion: 1\n"}
+    wheel = make_wheel(tmp_path, {CODE: SAMPLE, **metadata}, name=name)
+    shown = run_inspect([wheel], recipe=recipe).text
+    assert "cuda_probe.libcuda_probe is missing" in shown
+    assert "_flashkda_C" not in shown
+
+
+def test_json_is_a_list_however_many_the_wheels(wheel: Path) -> None:
     one = run_inspect([wheel], json_output=True)
     two = run_inspect([wheel, wheel], json_output=True)
     assert one.exit_code == two.exit_code == ExitCode.OK
-    assert json.loads(two.text) == [json.loads(one.text)] * 2
+    assert json.loads(two.text) == json.loads(one.text) * 2
+    assert [value["name"] for value in json.loads(one.text)] == ["sample"]
 
 
 def test_a_wheel_that_is_not_what_the_recipe_says_ends_with_its_own_exit_code(wheel: Path) -> None:

@@ -90,7 +90,6 @@ def test_the_id_is_the_same_at_every_call(plan: Callable[..., Prepared]) -> None
         ('VLLM_TARGET_DEVICE = "tpu"', 'VLLM_TARGET_DEVICE = "cpu"'),
         ('VLLM_TARGET_DEVICE = "tpu"', 'VLLM_TARGET_DEVICE = "tpu"\nCFLAGS = "-O1"'),
         ('commit = "6e448d0', 'commit = "7e448d0'),
-        ("2026-11-30T", "2026-11-29T"),
     ],
 )
 def test_a_recipe_field_that_touches_what_is_made_changes_the_id(
@@ -107,22 +106,18 @@ def test_a_recipe_field_that_touches_what_is_made_changes_the_id(
         ('summary = "The', 'summary = "This is the'),
         ('why = "without the guard', 'why = "in other words, without the guard'),
         ('why = "the toolkit of', 'why = "as said, the toolkit of'),
-        # Expectations judge what comes out and make nothing; files are pinned by hash, wherever they lie.
-        ("maximum_driver_branch = 575", "maximum_driver_branch = 580"),
-        ('expect = "present"\nwhy = "the tree must know', 'expect = "absent"\nwhy = "the tree must know'),
-        ("size_limit_mib = 100", "size_limit_mib = 101"),
-        ('["vllm.fs_io_C", "vllm.spinloop"]', '["vllm.spinloop"]'),
-        ("https://download.pytorch.org/whl/cpu", "https://download.pytorch.org/whl/cu129"),
-        ('versions = ">=13"', 'versions = ">=14"'),
         ("minimum_disk_gib = 6", "minimum_disk_gib = 7"),
         ("minimum_memory_gib = 4", "minimum_memory_gib = 5"),
         ("[builder]", "[builder]\njobs = 7"),
         ("[wheel]\n", "# a comment\n[wheel]\n"),
+        ("maximum_driver_branch = 575", "maximum_driver_branch = 580"),
+        ('expect = "present"\nwhy = "the tree must know', 'expect = "absent"\nwhy = "the tree must know'),
+        ("size_limit_mib = 100", "size_limit_mib = 101"),
+        ('["vllm.fs_io_C", "vllm.spinloop"]', '["vllm.spinloop"]'),
+        ('versions = ">=13"', 'versions = ">=14"'),
     ],
 )
-def test_prose_expectations_and_the_place_of_the_build_do_not(
-    plan: Callable[..., Prepared], data: Path, old: str, new: str
-) -> None:
+def test_prose_place_and_what_only_judges_do_not(plan: Callable[..., Prepared], data: Path, old: str, new: str) -> None:
     before = build_id(plan())
     edit(data / "recipes/rehearsal.toml", old, new)
     assert build_id(plan()) == before
@@ -141,7 +136,6 @@ def test_each_lock_is_part_of_the_id(plan: Callable[..., Prepared], data: Path, 
         prepared = plan()
         assert not prepared.plan.complete
         assert prepared.refused is not None
-        assert prepared.plan.build_id != before
 
 
 @pytest.mark.parametrize(

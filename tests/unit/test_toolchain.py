@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cufallback.errors import ToolchainError
-from cufallback.toolchain import Need, _version_in, probe_network, require
+from cufallback.errors import CommandError, ToolchainError
+from cufallback.process import Completed, LocalRunner
+from cufallback.recipe import Recipe, load_recipe
+from cufallback.source import edit
+from cufallback.source.gitrepo import MINIMUM_GIT, _no_git
+from cufallback.toolchain import MINIMUM, Need, _version_in, probe_network, probe_toolchain, require
 
 
 @pytest.mark.parametrize(
@@ -31,9 +38,69 @@ def test_versions_are_read_as_the_tools_print_them(line: str | None, version: st
     assert _version_in(line) == version
 
 
+def recipe() -> Recipe:
+    return load_recipe("rehearsal")
+
+
+def test_this_machine_is_asked_for_both_compilers_headers_and_isolation() -> None:
+    toolchain, needs = probe_toolchain(recipe(), LocalRunner())
+    assert {"gcc", "g++", "Python headers", "isolation"} <= {need.what for need in needs}
+    if toolchain is not None:
+        assert toolchain.compiler.startswith("g++")
+        assert toolchain.c_compiler.startswith("gcc")
+
+
+class Without(LocalRunner):
+    """This machine without one program."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def run(self, argv: Sequence[str | Path], **options: Any) -> Completed:
+        if argv[0] == self.program:
+            raise CommandError(f"{self.program} was not found", remedy="install it")
+        return super().run(argv, **options)
+
+
+@pytest.mark.parametrize("program", ["gcc", "g++"])
+def test_a_missing_compiler_is_named_and_no_toolchain_is_claimed(program: str) -> None:
+    toolchain, needs = probe_toolchain(recipe(), Without(program))
+    assert toolchain is None
+    (need,) = (need for need in needs if need.what == program)
+    assert (need.state, need.remedy) == ("missing", f"install {program} with the system's packages")
+
+
+def test_a_machine_without_namespaces_is_degraded_and_the_records_words_are_shown() -> None:
+    (need,) = (need for need in probe_toolchain(recipe(), Without("unshare"))[1] if need.what == "isolation")
+    assert need.state == "degraded"
+    assert need.found == "the record will say: network: not isolated (unshare was not found)"
+    assert need.remedy
+    require([need])
+
+
+def test_missing_python_headers_are_named_with_the_package(tmp_path: Path) -> None:
+    class Bare(LocalRunner):
+        def run(self, argv: Sequence[str | Path], **options: Any) -> Completed:
+            done = super().run(argv, **options)
+            return replace(done, output=f"{tmp_path}\n") if "get_path('include')" in str(argv[-1]) else done
+
+    (need,) = (need for need in probe_toolchain(recipe(), Bare())[1] if need.what == "Python headers")
+    assert (need.state, need.found) == ("missing", f"no {tmp_path}/Python.h")
+    assert "python3.11-dev" in need.remedy
+
+
+def test_one_figure_for_git() -> None:
+    assert MINIMUM["git"] == MINIMUM_GIT
+    assert f"git {MINIMUM_GIT} or newer" in _no_git().remedy
+
+
+def test_the_newest_thing_that_is_asked_of_git_is_still_asked() -> None:
+    assert '"apply", "--3way", "--cached"' in Path(edit.__file__).read_text()
+
+
 def test_require_names_every_missing_thing_and_its_remedy() -> None:
     needs = [
-        Need("git", "2.25 or newer", "2.39.5", "ok"),
+        Need("git", "2.32 or newer", "2.39.5", "ok"),
         Need("g++", "11.3 or newer", "not found", "missing", "install g++"),
         Need("free disk", "200 GiB", "80 GiB", "missing", "use --work"),
         Need("network: x", "reachable", "a proxy is set", "not checked"),

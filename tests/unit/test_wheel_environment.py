@@ -67,7 +67,12 @@ def test_it_holds_what_the_lock_names_and_nothing_else(
     assert environment.base_executable.is_relative_to(environment.base_prefix)
     assert [path.name for path in folder.parent.iterdir() if path.is_dir() and path != wheelhouse] == [folder.name]
     assert not (folder / "leftover").exists()
-    assert "demo==1.0" in (tmp_path / "environment.log").read_text()
+    log = (tmp_path / "environment.log").read_text()
+    assert "demo==1.0" in log
+    assert "--find-links WHEELHOUSE" in log
+    for place in (tmp_path, Path(sys.prefix), Path(sys.base_prefix).resolve(), Path.home()):
+        if place != Path("/usr"):
+            assert str(place) not in log
 
 
 def test_a_wheel_with_another_hash_is_refused(tmp_path: Path, wheelhouse: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,17 @@ def test_an_unknown_value_of_the_switch_is_an_error() -> None:
         probe_isolation(RecordingRunner(), environ={"CUFALLBACK_ISOLATION": "off"})
 
 
+QUIET = """cufallback-network before {"lo": [0, 0]}
+cufallback-network after {"lo": [0, 0]}
+"""
+
+
 def room(isolation: Isolation, tmp_path: Path) -> Room:
     return Room(isolation, tmp_path, tmp_path, tmp_path, (("/s\u00fcd west", str(FIXED / "src")),))
 
 
 def test_the_command_enters_namespaces_and_keeps_paths_whole(tmp_path: Path) -> None:
-    runner = RecordingRunner()
+    runner = RecordingRunner(lambda _argv: (0, QUIET))
     room(SPACES, tmp_path).run(["prog", "a b"], env={"A": "1"}, runner=runner)
     (call,) = runner.calls
     assert call[0] == "unshare"
@@ -82,6 +88,71 @@ def test_the_command_enters_namespaces_and_keeps_paths_whole(tmp_path: Path) -> 
     assert spec["argv"] == ["prog", "a b"]
     assert spec["binds"] == [["/s\u00fcd west", str(FIXED / "src")]]
     assert runner.environments == [{"A": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("output", "seen"),
+    [
+        ("", "never"),
+        (QUIET.splitlines()[0], "before"),
+        (QUIET.replace("\ncufallback-network after", "\nbusy...cufallback-network after"), "before"),
+        (QUIET + QUIET.splitlines()[1], "before and after and after"),
+    ],
+)
+def test_evidence_that_is_lost_or_forged_is_an_error(tmp_path: Path, output: str, seen: str) -> None:
+    with pytest.raises(BuildError, match=f"was read {seen}\n"):
+        room(SPACES, tmp_path).run(["prog"], env={}, runner=RecordingRunner(lambda _argv: (0, output)))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"eth0": "x"}', '{"eth0": [1]}'])
+def test_evidence_that_cannot_be_read_is_an_error(tmp_path: Path, text: str) -> None:
+    output = QUIET.replace('{"lo": [0, 0]}', text)
+    with pytest.raises(BuildError, match="looks like evidence"):
+        room(SPACES, tmp_path).run(["prog"], env={}, runner=RecordingRunner(lambda _argv: (0, output)))
+
+
+def test_a_failed_command_is_left_to_its_own_words(tmp_path: Path) -> None:
+    done, _isolation = room(SPACES, tmp_path).run(["prog"], env={}, runner=RecordingRunner(lambda _argv: (1, "mount")))
+    assert (done.returncode, done.output) == (1, "mount")
+
+
+@pytest.fixture
+def entered(environment: Environment, tmp_path: Path) -> Iterator[Room]:
+    """A real room; skips where the machine grants none."""
+    granted = probe_isolation(LocalRunner(), environ={})
+    if granted.kind == "none":
+        pytest.skip(granted.why)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with open_room(granted, scratch, environment) as inside:
+        yield inside
+
+
+def test_a_last_line_without_its_end_does_not_swallow_the_evidence(entered: Room) -> None:
+    done, isolation = entered.run(["/usr/bin/printf", "no end"], env={}, runner=LocalRunner())
+    assert done.returncode == 0
+    assert [line.split()[0] for line in isolation.interfaces] == ["before", "after"]
+
+
+def test_a_build_cannot_alter_what_builds_the_next(entered: Room, environment: Environment) -> None:
+    script = "for place; do (echo x > $place/planted) 2>/dev/null && echo $place; done; true"
+    places = [*(FIXED / name for name in ("env", "env/bin", "python", "python/bin", "src", "out", "tmp"))]
+    places += [environment.folder, environment.base_prefix]
+    done, _isolation = entered.run(["/bin/sh", "-c", script, "sh", *places], env={}, runner=LocalRunner())
+    written = [line for line in done.output.splitlines() if line.startswith("/")]
+    assert written == [str(FIXED / name) for name in ("src", "out", "tmp")]
+    assert not (environment.folder / "planted").exists()
+
+
+def test_the_log_names_no_path_of_this_machine(entered: Room, environment: Environment, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = [f"-I{environment.headers}", f"{environment.folder}/x.py:3:", f"'{entered.source}'"]
+    done, _isolation = entered.run(["/bin/echo", *words], env={}, runner=LocalRunner(), log=log)
+    text = log.read_text()
+    assert str(tmp_path) in done.output
+    assert str(tmp_path) not in text
+    assert text.splitlines()[-3] == f"-I{FIXED}/python/include/python3.11 {FIXED}/env/x.py:3: '{FIXED}/src'"
+    assert "unshare" not in text
 
 
 def test_traffic_on_an_isolated_network_is_an_error(tmp_path: Path) -> None:

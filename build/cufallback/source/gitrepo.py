@@ -12,6 +12,10 @@ from typing import Any
 from cufallback.errors import SourceError, WorkspaceError
 from cufallback.redact import redact
 
+MINIMUM_GIT = "2.32"
+"""The first whose `git apply` takes --3way and --cached at once (Git's release notes, 2.32), the newest thing used of
+it here; `git fetch --no-write-fetch-head` came with 2.29."""
+
 FULL_ID = re.compile(r"[0-9a-f]{40}")
 
 # What the user's own Git configuration may not change: bytes, hooks, background work. Credentials, proxies and
@@ -143,7 +147,7 @@ class Repository:
             commit: full commit id.
             depth: how many generations; None for all.
             ref: a ref known to lead to some commit, used when it is this one.
-            history_only: take commits without their trees where the server can (Git 2.20 and newer).
+            history_only: take commits without their trees where the server can.
 
         Raises:
             SourceError: the server cannot be reached, or the commit is not there.
@@ -254,7 +258,7 @@ def _gitpython() -> Any:
 
 
 def _no_git() -> SourceError:
-    return SourceError("git was not found on PATH", remedy="install git 2.30 or newer, then run again")
+    return SourceError("git was not found on PATH", remedy=f"install git {MINIMUM_GIT} or newer, then run again")
 
 
 def require_full_id(commit: str, *, where: str) -> None:

@@ -1,4 +1,8 @@
-"""Safe extraction of a source distribution: nothing outside the folder, nothing special, nothing unbounded."""
+"""Safe extraction of a source distribution: nothing outside the folder, nothing special, nothing unbounded.
+
+All checks are made here and none is left to tarfile: its ``data_filter`` came with Python 3.11.4, and Debian 12
+has 3.11.2.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +155,6 @@ class _Extraction:
                 while rest := stream.read(_CHUNK):
                     if rest.strip(b"\0"):
                         self.fail("is followed by a header that cannot be read")
-        except tarfile.FilterError as error:
-            self.fail(str(error))
         except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError) as error:
             self.fail(f"not a readable .tar.gz archive: {error}")
         self.member = None
@@ -160,10 +162,13 @@ class _Extraction:
             self.fail("it holds no files")
 
     def _extract(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        for text in (member.name, member.linkname):
+            if "\0" in text:
+                self.fail("has a NUL character in its name or link")
+        if member.size < 0:
+            self.fail(f"claims a size of {member.size} bytes")
         name = self._place(member)
         self._note_time(member)
-        # Python's own filter beside the checks of this module: two opinions, either may refuse.
-        tarfile.data_filter(member, str(self.tree.parent))
         if not name:
             return
         path = self.tree / name
@@ -234,6 +239,8 @@ class _Extraction:
         self._kinds[name] = "folder"
 
     def _check_link(self, name: str, link: str) -> None:
+        if not link:
+            self.fail("is a link to nothing")
         if link.startswith("/"):
             self.fail(f"is a link to the absolute path {link!r}")
         if os.path.normpath(PurePosixPath(name).parent / link).split("/")[0] == "..":

@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from cufallback.cuda.questions import architectures_of, covers, toolkit_release
+from cufallback.cuda.questions import architectures_of, covers, isa_of, toolkit_release
 from cufallback.cuda.versions import Architecture, Driver, Isa
 from cufallback.wheel.coverage import cuda_at_least
 from cufallback.wheel.inspect import Extension, Inspection
 
 if TYPE_CHECKING:
     from cufallback.recipe import Recipe
+
+PROBE_NAME = "cufallback-cuda-probe"
+# The PTX of the cuda-probe takes the JIT path that vLLM's Marlin kernels take on newer GPUs: compute_80.
+PROBE_PTX = "8.0"
+PROBE_EXTENSIONS = ("cuda_probe.libcuda_probe",)
 
 FindingStatus = Literal["passed", "failed", "warned", "not_run"]
 
@@ -56,11 +62,8 @@ class Expectation:
 
 
 def expectation_of(recipe: Recipe) -> Expectation:
-    """Return what the main wheel of a recipe must be.
-
-    A target device other than ``cuda`` (VLLM_TARGET_DEVICE) compiles no device code, so none is asked for.
-    """
-    cuda = recipe.wheel.environment.get("VLLM_TARGET_DEVICE", "cuda") == "cuda"
+    """Return what the main wheel of a recipe must be."""
+    cuda = recipe.wheel.device_code
     return Expectation(
         toolkit=recipe.cuda.toolkit,
         architectures=tuple(map(Architecture.parse, recipe.cuda.architectures)) if cuda else (),
@@ -87,6 +90,21 @@ def probe_expectation_of(
         maximum_driver_branch=recipe.cuda.maximum_driver_branch,
         extensions=extensions,
     )
+
+
+def expectation_for(wheel: Path | str, recipe: Recipe) -> Expectation:
+    """Return what a wheel of a recipe's build must be: the cuda-probe by its name, anything else the main wheel.
+
+    Args:
+        wheel: file name or path of the wheel, or a distribution's name.
+        recipe: the recipe.
+    """
+    # A wheel's file name has "_" for every "-" of the distribution's name.
+    name = Path(wheel).name
+    if PROBE_NAME not in (canonicalize_name(name), canonicalize_name(name.partition("-")[0])):
+        return expectation_of(recipe)
+    isa = isa_of(recipe.cuda.toolkit.rpartition(".")[0])
+    return probe_expectation_of(recipe, ptx=((Architecture.parse(PROBE_PTX), isa),), extensions=PROBE_EXTENSIONS)
 
 
 def audit(inspection: Inspection, expectation: Expectation | None) -> Inspection:
@@ -208,7 +226,7 @@ def _requirements(inspection: Inspection, expectation: Expectation) -> Iterator[
 
 def _architectures(inspection: Inspection, expectation: Expectation) -> Iterator[Finding]:
     if not expectation.architectures:
-        yield Finding("not_run", "architectures", "the recipe's target compiles no device code")
+        yield Finding("not_run", "architectures", "the recipe says that this wheel carries no device code")
         return
     present = {target for part in inspection.extensions for target in part.sass}
     built = architectures_of(expectation.toolkit)

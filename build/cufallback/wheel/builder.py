@@ -33,6 +33,8 @@ from cufallback.wheel.isolate import (
 # The earliest time that a zip archive can hold; build backends refuse or distort anything older.
 ZIP_EPOCH = 315532800  # 1980-01-01T00:00:00Z
 
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+
 # The same in every build on every machine, so a plan can state it.
 BUILD_COMMAND = (
     *(str(ENVIRONMENT / "bin/python"), "-P", "-m", "build"),
@@ -56,6 +58,7 @@ class BuildRequest:
         jobs: parallel compile jobs; None means one per CPU.
         log: file for the whole output of the build.
         scratch: work folder of this build; emptied at the start, removed after success.
+        title: what progress calls this build; "" means the source folder's name.
     """
 
     source: Path
@@ -66,6 +69,7 @@ class BuildRequest:
     jobs: int | None
     log: Path
     scratch: Path
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,17 @@ def build_wheel(
     """
     isolation = isolation or probe_isolation(runner)
     variables = build_variables(request)
+    title = f"build {request.title or request.source.name}"
     with workspace_errors(request.scratch):
         if request.scratch.exists():
             shutil.rmtree(request.scratch)
         request.scratch.mkdir(parents=True)
         request.output.mkdir(parents=True, exist_ok=True)
     with open_room(isolation, request.scratch, request.environment, say=progress.say) as room:
-        copy_source(request.source, room.source, epoch=request.epoch)
+        with progress.bar(f"{title}: copying the source", None):
+            copy_source(request.source, room.source, epoch=request.epoch)
         (room.temporary / "home").mkdir()
-        with _Steps(progress, f"build {request.source.name}") as steps:
+        with _Steps(progress, title) as steps:
             done, isolation = room.run(BUILD_COMMAND, env=variables, runner=runner, log=request.log, on_line=steps.see)
         if done.returncode != 0:
             if os.strerror(errno.ENOSPC) in done.output:
@@ -131,17 +137,22 @@ def build_wheel(
                 where=str(request.source),
             )
         path = _deliver(wheels[0], request.output)
-    shutil.rmtree(request.scratch, ignore_errors=True)
+    with progress.bar(f"{title}: removing its work folder", None):
+        shutil.rmtree(request.scratch, ignore_errors=True)
     return BuiltWheel(path, isolation, parse_build_log(done.output.splitlines()), BUILD_COMMAND, variables)
 
 
-def compiler_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the build's variables but job counts and epoch; nothing of this process's own environment is in it.
+def compiler_environment(given: Mapping[str, str] | None = None, *, epoch: int | None = None) -> dict[str, str]:
+    """Return the build's variables but job counts; nothing of this process's own environment is in it.
 
     Args:
-        given: the recipe's variables. They win; only ``PATH`` and ``LDFLAGS`` are joined with ours.
+        given: the recipe's variables. They win, except that ``PATH`` and ``LDFLAGS`` are joined with ours and
+            ``SOURCE_DATE_EPOCH`` is always ours (a recipe that sets it is refused).
+        epoch: seconds for SOURCE_DATE_EPOCH, not before :data:`ZIP_EPOCH`; None while no lock says it: it is absent.
     """
-    given = dict(given or {})
+    given = {name: value for name, value in (given or {}).items() if name != EPOCH_VARIABLE}
+    if epoch is not None:
+        given[EPOCH_VARIABLE] = str(max(epoch, ZIP_EPOCH))
     path = given.pop("PATH", DEFAULT_PATH)
     linking = given.pop("LDFLAGS", "")
     return {
@@ -177,7 +188,7 @@ def compiler_environment(given: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def build_variables(request: BuildRequest) -> dict[str, str]:
-    """Return the whole environment of the build: :func:`compiler_environment`, epoch, jobs, and one path map."""
+    """Return the whole environment of the build: :func:`compiler_environment`, jobs, and one path map."""
     jobs = str(request.jobs or len(os.sched_getaffinity(0)))
     given = dict(request.build_environment)
     headers = request.environment.headers
@@ -189,8 +200,7 @@ def build_variables(request: BuildRequest) -> dict[str, str]:
     return {
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "MAX_JOBS": jobs,
-        "SOURCE_DATE_EPOCH": str(max(request.epoch, ZIP_EPOCH)),
-        **compiler_environment(given),
+        **compiler_environment(given, epoch=request.epoch),
     }
 
 
@@ -245,7 +255,7 @@ def _first_errors(output: str) -> str:
 
 
 class _Steps:
-    """Turns ninja's ``[3/87] Building …`` lines into a progress bar per ninja run."""
+    """Turns ninja's ``[3/87] Building …`` lines into a progress bar per ninja run, and shows that packing goes on."""
 
     _LINE = re.compile(r"^\[(\d+)/(\d+)\] ")
 
@@ -257,6 +267,8 @@ class _Steps:
         self._done = self._total = 0
 
     def __enter__(self) -> _Steps:
+        # Configuring can take as long as compiling, and some builds use no ninja at all.
+        self._bar.enter_context(self._progress.bar(self._title, None))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,6 +278,10 @@ class _Steps:
         """Look at one line of output."""
         step = self._LINE.match(line)
         if step is None:
+            if self._advance is not None and self._done == self._total:
+                self._bar.close()
+                self._advance = None
+                self._bar.enter_context(self._progress.bar(f"{self._title}: installing and packing", None))
             return
         done, total = int(step[1]), int(step[2])
         if self._advance is None or total != self._total or done <= self._done:

@@ -4,7 +4,8 @@ Standard library only, and no import of cufallback: it runs by path, with ``pyth
 mounts that may hide this very file. Its one argument is a JSON object:
 
 ``namespaces`` (bool: fresh mount, network, PID and UTS namespaces are around us) · ``cover`` (folder that gets
-an empty file system) · ``binds`` ([[source, target], …] in order; targets below ``cover``) · ``cwd`` · ``argv``.
+an empty file system) · ``binds`` ([[source, target], …] in order; targets below ``cover``) · ``read_only`` (those
+targets that nothing may write to, neither there nor at their sources' own paths) · ``cwd`` · ``argv``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from typing import NoReturn
 MARK = "cufallback-network"
 
 # linux/mount.h
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 2, 4, 8, 4096, 16384
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2, 4, 8, 32, 4096, 16384
+# What statvfs reports of a mount, and the flag of linux/mount.h that keeps it. A user namespace may not drop any.
+_KEPT = {
+    os.ST_NOSUID: _MS_NOSUID,
+    os.ST_NODEV: _MS_NODEV,
+    os.ST_NOEXEC: _MS_NOEXEC,
+    os.ST_NOATIME: 1024,
+    os.ST_NODIRATIME: 2048,
+    os.ST_RELATIME: 1 << 21,
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,7 +48,14 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
         raise OSError(number, f"mount {source} on {target}: {os.strerror(number)}")
 
 
-def _bind_all(cover: str, binds: list[tuple[str, str]]) -> None:
+def _forbid_writing(place: str) -> None:
+    """Make the mount at ``place`` read-only; what is mounted below it stays as it is."""
+    present = os.statvfs(place).f_flag
+    kept = sum(flag for seen, flag in _KEPT.items() if present & seen)
+    _mount("none", place, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+
+
+def _bind_all(cover: str, binds: list[tuple[str, str]], read_only: list[str]) -> None:
     """Cover ``cover`` with an empty file system and bind every source below it.
 
     Sources may themselves lie below ``cover``. They are held open first and reached through /proc/self/fd, and
@@ -50,7 +67,8 @@ def _bind_all(cover: str, binds: list[tuple[str, str]]) -> None:
     _mount("tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
     for handle, source, target in held:
         hidden = Path(source).is_relative_to(covered)
-        for place in (source, target) if hidden else (target,):
+        closed = target in read_only
+        for place in (source, target) if hidden or closed else (target,):
             if not os.path.lexists(place):
                 Path(place).parent.mkdir(parents=True, exist_ok=True)
                 if stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -59,6 +77,8 @@ def _bind_all(cover: str, binds: list[tuple[str, str]]) -> None:
                     Path(place).touch()
             # Recursive: a user namespace may not show what lies beneath a mount that it did not make.
             _mount(f"/proc/self/fd/{handle}", place, None, _MS_BIND | _MS_REC)
+            if closed:
+                _forbid_writing(place)
         os.close(handle)
 
 
@@ -69,7 +89,8 @@ def _show_network(moment: str) -> None:
         name, _, counters = line.partition(":")
         numbers = counters.split()
         interfaces[name.strip()] = [int(numbers[0]), int(numbers[8])]
-    print(MARK, moment, json.dumps(interfaces, sort_keys=True), flush=True)
+    # The build's last line may lack its end: the mark must start a line of its own all the same.
+    print(f"\n{MARK}", moment, json.dumps(interfaces, sort_keys=True), flush=True)
 
 
 def _end_everything(namespaces: bool) -> NoReturn:
@@ -84,7 +105,7 @@ def main() -> int:
     namespaces: bool = spec["namespaces"]
     signal.signal(signal.SIGTERM, lambda *_: _end_everything(namespaces))
     if namespaces:
-        _bind_all(spec["cover"], spec["binds"])
+        _bind_all(spec["cover"], spec["binds"], spec["read_only"])
         with contextlib.suppress(OSError):  # a container may forbid either; neither touches bytes of a sane build
             socket.sethostname("cufallback")
         with contextlib.suppress(OSError):

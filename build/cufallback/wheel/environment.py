@@ -90,6 +90,29 @@ def _describe(python: Path, runner: Runner) -> tuple[str, Path, Path, Path] | No
     return str(version), Path(prefix), Path(executable), Path(headers)
 
 
+def find_headers(python: Path, runner: Runner) -> tuple[Path, bool]:
+    """Return where an interpreter's ``Python.h`` should be, and whether it is there.
+
+    Raises:
+        CommandError: the interpreter does not run.
+    """
+    done = runner.run([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('include'))"], timeout=60)
+    header = Path(done.output.strip()) / "Python.h"
+    return header, header.is_file()
+
+
+def machine_names(prefix: Path, name: str) -> tuple[tuple[str, str], ...]:
+    """Return paths that tell one machine from another, with what a log that travels says instead.
+
+    Args:
+        prefix: installation of the interpreter; ``/usr`` and ``/usr/local`` are everybody's and stay.
+        name: what to call it.
+    """
+    private = prefix not in (Path("/usr"), Path("/usr/local"))
+    home = Path.home()
+    return (*(((str(prefix), name),) if private else ()), *(((str(home), "~"),) if home != Path("/") else ()))
+
+
 def find_uv() -> Path:
     """Return the uv of this installation, or the one on PATH.
 
@@ -128,9 +151,21 @@ def create_environment(
         WorkspaceError: the folder cannot be written, or its disk is full.
     """
     interpreter = Path(python).absolute() if "/" in str(python) else find_interpreter(str(python), runner)
+    described = _describe(interpreter, runner)
     partial = folder.absolute().with_name(f"{folder.name}.partial")
     cache = folder.absolute().with_name(f"{folder.name}.uv-cache")
-    uv: tuple[str | Path, ...] = (*_leash(), find_uv())
+    program = find_uv()
+    uv: tuple[str | Path, ...] = (*_leash(), program)
+    # The log goes into the record: it names things by what they are, not by where this machine keeps them.
+    names = {
+        str(interpreter): "PYTHON",
+        str(program): "uv",
+        str(partial): "ENVIRONMENT",
+        str(wheelhouse.absolute()): "WHEELHOUSE",
+        str(lock.absolute()): lock.name,
+        str(partial.parent): "WORK",
+        **(dict(machine_names(described[1], "PYTHON_PREFIX")) if described else {}),
+    }
     # uv's own settings and pip's must not reach in, hence no variable of the caller's but these.
     clean = {
         "HOME": str(cache),
@@ -161,6 +196,7 @@ def create_environment(
             ],
             env=clean,
             log=log,
+            names=names,
         )
         runner.run(
             [
@@ -171,6 +207,7 @@ def create_environment(
             cwd=wheelhouse.absolute(),
             env=clean,
             log=log,
+            names=names,
         )
         with workspace_errors(folder):
             if folder.exists():

@@ -24,7 +24,7 @@ from typing import Literal
 from cufallback.errors import BuildError, CommandError, WorkspaceError
 from cufallback.process import Completed, Runner
 from cufallback.store import workspace_errors
-from cufallback.wheel.environment import Environment
+from cufallback.wheel.environment import Environment, machine_names
 
 # /var/tmp: on disk even where /tmp is memory, present on every Linux (FHS), and hardly anything lives below it.
 FIXED = Path("/var/tmp/cufallback-build")  # noqa: S108 - ownership and links are checked before use
@@ -58,13 +58,17 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Room:
-    """Where a build takes place: host paths to fill and to read. Inside, they are the fixed paths."""
+    """Where a build takes place: host paths to fill and to read. Inside, they are the fixed paths.
+
+    ``names``: paths of this machine, each with what the log says instead.
+    """
 
     isolation: Isolation
     source: Path
     output: Path
     temporary: Path
     binds: tuple[tuple[str, str], ...]
+    names: tuple[tuple[str, str], ...] = ()
 
     def run(
         self,
@@ -79,13 +83,23 @@ class Room:
 
         Raises:
             CommandError: the program that enters the room could not be started.
-            BuildError: a network interface other than loopback was there although the room is isolated.
+            BuildError: the room is isolated, and yet a network interface other than loopback carried traffic, or the
+                command ended well but what the interfaces carried before and after it was not seen.
         """
         completed = runner.run(
-            _command(self.isolation, self.binds, argv, cwd=TEMPORARY), env=env, log=log, check=False, on_line=on_line
+            _command(self.isolation, self.binds, argv, cwd=TEMPORARY),
+            env=env,
+            log=log,
+            check=False,
+            on_line=on_line,
+            shown=argv,
+            names=dict(self.names),
         )
         seen = tuple(line.removeprefix(f"{_MARK} ") for line in _evidence(completed.output))
         if self.isolation.kind != "none":
+            # A command that failed has no result to vouch for, and better words than these for what went wrong.
+            if completed.returncode == 0:
+                _expect_both_moments(seen)
             _expect_no_network(seen)
         return completed, replace(self.isolation, interfaces=seen)
 
@@ -109,7 +123,7 @@ def probe_isolation(runner: Runner, *, environ: Mapping[str, str] = os.environ) 
         way = Isolation("network namespace", as_root, "")
         try:
             done = runner.run(
-                _command(way, ((str(_HELPER.parent), str(SOURCE)),), ["true"], cwd=SOURCE),
+                _command(way, ((str(_HELPER.parent), str(ENVIRONMENT)),), ["true"], cwd=ENVIRONMENT),
                 env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"},
                 check=False,
                 timeout=30,
@@ -130,10 +144,13 @@ def _command(
     isolation: Isolation, binds: Sequence[tuple[str, str]], argv: Sequence[str | Path], *, cwd: Path
 ) -> list[str]:
     namespaces = isolation.kind != "none"
+    closed = [target for _source, target in binds if Path(target).is_relative_to(ENVIRONMENT) or target == str(PYTHON)]
     spec = {
         "namespaces": namespaces,
         "cover": str(FIXED.parent),
         "binds": list(binds),
+        # One wheel's build must not alter what builds the next. Bytecode goes elsewhere (PYTHONPYCACHEPREFIX).
+        "read_only": closed,
         "cwd": str(cwd),
         "argv": [str(word) for word in argv],
     }
@@ -149,11 +166,29 @@ def _evidence(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith(f"{_MARK} ")]
 
 
+def _expect_both_moments(seen: Sequence[str]) -> None:
+    moments = [line.partition(" ")[0] for line in seen]
+    if moments != ["before", "after"]:
+        raise BuildError(
+            f"the network was to be read before and after the build, and was read {' and '.join(moments) or 'never'}",
+            remedy="the build must not print lines that begin with the mark, nor end what watches it; read the log",
+            where=_MARK,
+        )
+
+
 def _expect_no_network(seen: Sequence[str]) -> None:
     for line in seen:
         moment, _, text = line.partition(" ")
         # Kernels with tunnel modules show their idle fallback devices (tunl0, sit0 …) in every new namespace.
-        busy = [name for name, (received, sent) in json.loads(text).items() if name != "lo" and received + sent]
+        try:
+            counters = json.loads(text)
+            busy = [name for name, (received, sent) in counters.items() if name != "lo" and received + sent]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BuildError(
+                "the build printed something that looks like evidence of its network",
+                remedy="no line of its output may begin with the mark",
+                where=_MARK,
+            ) from error
         if busy:
             raise BuildError(
                 f"{', '.join(busy)} carried traffic {moment} the build although its network is isolated",
@@ -180,7 +215,7 @@ def open_room(
     with workspace_errors(scratch):
         if isolation.kind == "none":
             with _fixed_folder(say):
-                yield _real_room(isolation, environment)
+                yield _real_room(isolation, scratch.absolute(), environment)
         else:
             yield _mounted_room(isolation, scratch.absolute(), environment)
 
@@ -201,16 +236,28 @@ def _mounted_room(isolation: Isolation, scratch: Path, environment: Environment)
         (temporary, TEMPORARY),
     )
     binds = tuple((str(from_), str(to)) for from_, to in pairs)
-    return Room(isolation, source, output, temporary, binds)
+    return Room(isolation, source, output, temporary, binds, _names(scratch, environment))
 
 
-def _real_room(isolation: Isolation, environment: Environment) -> Room:
+def _names(scratch: Path, environment: Environment) -> tuple[tuple[str, str], ...]:
+    """Return paths of this machine that a build can still learn of, with what a log that travels says instead."""
+    include = PYTHON / "include" / environment.headers.name
+    pairs = (
+        (environment.headers, include),
+        (environment.folder, ENVIRONMENT),
+        *machine_names(environment.base_prefix, str(PYTHON)),
+        (scratch, FIXED),
+    )
+    return tuple((str(path), str(name)) for path, name in pairs if path != Path())
+
+
+def _real_room(isolation: Isolation, scratch: Path, environment: Environment) -> Room:
     for folder in (SOURCE, OUTPUT, TEMPORARY):
         folder.mkdir()
     _copy_folder(environment.folder, ENVIRONMENT, _link_or_copy)
     _face(environment, ENVIRONMENT)
     _show_python(environment.base_prefix)
-    return Room(isolation, SOURCE, OUTPUT, TEMPORARY, ())
+    return Room(isolation, SOURCE, OUTPUT, TEMPORARY, (), _names(scratch, environment))
 
 
 def _show_python(prefix: Path) -> None:

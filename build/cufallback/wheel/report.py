@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cufallback.errors import ExitCode
 from cufallback.store import canonical_json
-from cufallback.wheel.audit import expectation_of
+from cufallback.wheel.audit import expectation_for
 from cufallback.wheel.coverage import GpuCoverage, MinimumDriver
 from cufallback.wheel.inspect import Extension, Inspection, inspect_wheel
 
@@ -44,20 +44,20 @@ def run_inspect(
 
     Args:
         paths: wheels. Several are also put side by side.
-        recipe: what they are compared with; None: nothing.
-        json_output: JSON instead of tables: one object for one wheel, a list for several.
+        recipe: what they are compared with, the cuda-probe as such; None: nothing.
+        json_output: JSON instead of tables: a list with one object for each wheel.
         width: columns of the tables.
         colour: whether the text may carry terminal colours.
 
     Raises:
         PayloadError: one of them is no wheel.
     """
-    expectation = expectation_of(recipe) if recipe is not None else None
-    inspections = [inspect_wheel(path, expectation=expectation) for path in paths]
+    inspections = [
+        inspect_wheel(path, expectation=expectation_for(path, recipe) if recipe is not None else None) for path in paths
+    ]
     code = ExitCode.INSPECTION_FAILED if any(one.failed for one in inspections) else ExitCode.OK
     if json_output:
-        values = [one.to_json() for one in inspections]
-        return Shown(canonical_json(values[0] if len(values) == 1 else values).decode(), code)
+        return Shown(canonical_json([one.to_json() for one in inspections]).decode(), code)
     parts = [format_inspection(one, width=width, colour=colour) for one in inspections]
     if len(inspections) > 1:
         parts.append(format_comparison(inspections, width=width, colour=colour))
