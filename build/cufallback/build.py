@@ -138,6 +138,9 @@ def build(
         )
     prepared = prepare(name, work=work)
     missing = [need for need in prepared.needs if need.state == "missing" and not need.what.startswith("lock ")]
+    if prepared.refused is not None and all(need.what.startswith("network: ") for need in missing):
+        # Without its locks nobody knows what a build has to fetch: the lock comes before the network.
+        raise prepared.refused
     if missing:
         from cufallback.show import needs_text
 
@@ -147,8 +150,6 @@ def build(
             f"this machine lacks {things} that recipe {prepared.plan.recipe.name} needs; the table above names them",
             remedy="; ".join(dict.fromkeys(need.remedy for need in missing)),
         )
-    if prepared.refused is not None:
-        raise prepared.refused
     plan = prepared.plan
     for folder in (work, dist):
         require_writable(folder)

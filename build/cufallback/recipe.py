@@ -399,6 +399,12 @@ class Recipe(_Model):
         """The recipe's name."""
         return self.recipe.name
 
+    @property
+    def source_name(self) -> str:
+        """What is built, in a word: the package, or the last part of the repository's URL."""
+        source = self.source
+        return source.package if isinstance(source, SdistSource) else source.url.rstrip("/").rpartition("/")[2]
+
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe file, for editors and outside validators."""

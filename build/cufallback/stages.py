@@ -25,9 +25,6 @@ _NOT_RUN = {
     "image": "this version builds no image",
     "attest": "this version writes no SBOM, provenance or signature",
 }
-# The PTX of the cuda-probe takes the JIT path that vLLM's Marlin kernels take on newer GPUs: compute_80.
-PROBE_PTX = "8.0"
-PROBE = ("cuda_probe.libcuda_probe",)
 
 
 def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
@@ -40,10 +37,7 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
     else:
         fetch = f"download the source distribution {source.package} {source.version} and check its sha256"
 
-    def environment(given: Mapping[str, str]) -> dict[str, str]:
-        epoch = {"SOURCE_DATE_EPOCH": str(locks.source.epoch)} if locks.source else {}
-        return {**compiler_environment(given), **epoch}
-
+    epoch = locks.source.epoch if locks.source else None
     return (
         Step("prefetch", fetch, network=True),
         *(Step("prefetch", f"rewrite {rewrite.file}", network=False) for rewrite in source.rewrite),
@@ -59,14 +53,14 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
             "build the main wheel",
             network=False,
             command=BUILD_COMMAND,
-            environment=environment(recipe.wheel.environment),
+            environment=compiler_environment(recipe.wheel.environment, epoch=epoch),
         ),
         Step(
             "wheels",
             "build the cuda-probe",
             network=False,
             command=BUILD_COMMAND,
-            environment=environment(_probe_environment(recipe)),
+            environment=compiler_environment(_probe_environment(recipe), epoch=epoch),
         ),
         Step("wheels", "repack both wheels byte for byte", network=False),
         Step("inspect", "read libraries, architectures, PTX and minimum driver from the wheels", network=False),
@@ -76,6 +70,7 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
 
 def _probe_environment(recipe: Recipe) -> dict[str, str]:
     from cufallback.cuda.questions import isa_of
+    from cufallback.wheel.audit import PROBE_PTX
 
     return {
         "CUFALLBACK_PROBE_ARCHITECTURES": " ".join(recipe.cuda.architectures),
@@ -257,6 +252,7 @@ def _build(
     from cufallback.wheel.normalize import repack
 
     scratch, log = context.folder / "scratch", context.folder / "logs" / f"{name}.log"
+    title = context.plan.recipe.source_name if name == "main" else name
     epoch = context.plan.pinned().source.epoch
     request = BuildRequest(
         source=source,
@@ -267,6 +263,7 @@ def _build(
         jobs=context.plan.recipe.builder.jobs,
         log=log,
         scratch=scratch / "build",
+        title=title,
     )
     built = build_wheel(request, context.runner, context.progress)
     wheel = repack(built.path, context.folder / "wheels", epoch=epoch, extra_dist_info={})
@@ -297,10 +294,11 @@ def _build(
 
 def inspect(context: Context) -> Outcome:
     """Read from the wheels what they really are and hold it against the recipe."""
+    from cufallback.wheel.audit import inspect_for
+
     subjects = context.result("wheels")["subjects"]
-    inspections = inspect_wheels(
-        [context.earlier("wheels") / subject["path"] for subject in subjects], context.plan.recipe
-    )
+    wheels = [context.earlier("wheels") / subject["path"] for subject in subjects]
+    inspections = inspect_for(wheels, context.plan.recipe)
     failed = [
         f"{wheel['file']}: {finding['what']}: {finding['why']}"
         for wheel, subject in zip(inspections, subjects, strict=True)
@@ -316,25 +314,6 @@ def inspect(context: Context) -> Outcome:
     document = context.folder / INSPECTION
     write_json(document, inspections)
     return Outcome({"inspection": inspections}, (document,))
-
-
-def inspect_wheels(paths: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]]:
-    """Inspect the main wheel and the cuda-probe of a build by its recipe.
-
-    Raises:
-        PayloadError: a wheel cannot be read.
-    """
-    from cufallback.cuda.questions import isa_of
-    from cufallback.cuda.versions import Architecture
-    from cufallback.wheel.audit import expectation_of, probe_expectation_of
-    from cufallback.wheel.inspect import inspect_wheel
-
-    main, probe = paths
-    ptx = ((Architecture.parse(PROBE_PTX), isa_of(recipe.cuda.toolkit.rpartition(".")[0])),)
-    return [
-        inspect_wheel(main, expectation=expectation_of(recipe)).to_json(),
-        inspect_wheel(probe, expectation=probe_expectation_of(recipe, ptx=ptx, extensions=PROBE)).to_json(),
-    ]
 
 
 def record(context: Context) -> Outcome:

@@ -215,10 +215,10 @@ def _subjects(folder: Path, record: Record) -> Iterator[Check]:
 
 def _inspection(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
     """inspection.json equals the record's, inspecting the wheels again shows the same, and no finding failed."""
-    from cufallback.stages import inspect_wheels
+    from cufallback.wheel.audit import inspect_for
 
     yield agree("inspection", _json(folder, INSPECTION), record.inspection, source=INSPECTION)
-    again = inspect_wheels([folder / subject.path for subject in record.subjects], plan.recipe)
+    again = inspect_for([folder / subject.path for subject in record.subjects], plan.recipe)
     if same_version(record):
         yield agree("inspection repeated", again, record.inspection, source="the wheels")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,3 +244,18 @@ def commands() -> Callable[[], set[str]]:
 
 def test_the_commands_are_these(commands: Callable[[], set[str]]) -> None:
     assert commands() == set(COMMANDS)
+
+
+def test_an_edited_lock_is_named_before_a_network_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("recipes", "locks"):
+        shutil.copytree(CHECKOUT / folder, tmp_path / folder)
+    lock = tmp_path / "locks/rehearsal/build.txt"
+    lock.write_text(lock.read_text().replace("    --hash=", "    # hash=", 1))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://127.0.0.1:9/simple")
+    monkeypatch.setenv("CUFALLBACK_FIND_LINKS", "")
+    recipe = tmp_path / "recipes/rehearsal.toml"
+    code = main(["build", "--recipe", str(recipe), "--work", str(tmp_path / "w"), "--dist", str(tmp_path / "d")])
+    assert code == ExitCode.LOCK
+    assert f"{lock}:" in capsys.readouterr().err

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from cufallback.cuda.questions import architectures_of, covers, isa_of, toolkit_release
 from cufallback.cuda.versions import Architecture, Driver, Isa
 from cufallback.wheel.coverage import cuda_at_least
-from cufallback.wheel.inspect import Extension, Inspection
+from cufallback.wheel.inspect import Extension, Inspection, inspect_wheel
 
 if TYPE_CHECKING:
     from cufallback.recipe import Recipe
@@ -105,6 +105,15 @@ def expectation_for(wheel: Path | str, recipe: Recipe) -> Expectation:
         return expectation_of(recipe)
     isa = isa_of(recipe.cuda.toolkit.rpartition(".")[0])
     return probe_expectation_of(recipe, ptx=((Architecture.parse(PROBE_PTX), isa),), extensions=PROBE_EXTENSIONS)
+
+
+def inspect_for(wheels: Sequence[Path], recipe: Recipe) -> list[dict[str, Any]]:
+    """Inspect the wheels of a recipe's build, each against what it must be; return the content of inspection.json.
+
+    Raises:
+        PayloadError: a wheel cannot be read.
+    """
+    return [inspect_wheel(wheel, expectation=expectation_for(wheel, recipe)).to_json() for wheel in wheels]
 
 
 def audit(inspection: Inspection, expectation: Expectation | None) -> Inspection:
