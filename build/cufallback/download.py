@@ -5,7 +5,10 @@ from __future__ import annotations
 import configparser
 import fcntl
 import os
+import re
 import shutil
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from cufallback.errors import DownloadError, IntegrityError
+from cufallback.errors import DownloadError, IntegrityError, ToolchainError
 from cufallback.progress import Advance, Progress
 from cufallback.redact import redact
 from cufallback.store import Store, sha256_file, workspace_errors
+from cufallback.weburl import url_fault
 
 if TYPE_CHECKING:
     import requests
@@ -31,6 +35,7 @@ T = TypeVar("T")
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before each repetition
 _TIMEOUT = (10, 60)  # seconds to connect, seconds without a byte
 _CHUNK = 1 << 20
+_DEFAULT = "the default index"
 
 
 @dataclass(frozen=True)
@@ -54,16 +59,43 @@ class Fetched:
 
 
 def default_index() -> str:
-    """Return the URL of the index for every package without one of its own, as uv's and pip's settings name it."""
+    """Return the URL of the index for every package without one of its own, as uv's and pip's settings name it.
+
+    It may carry a secret anywhere, its path included: no message names it, see :func:`without_default_index`.
+
+    Raises:
+        ToolchainError: the setting is no URL of an index; the setting is named, its value is not shown.
+    """
+    setting, url = _default_index_setting()
+    if fault := url_fault(url, ("https", "http", "file")):
+        raise ToolchainError(
+            f"the URL of the default index {fault}",
+            remedy="correct it; its value is not shown here, since it may carry a password",
+            where=setting,
+        )
+    return url
+
+
+def _default_index_setting() -> tuple[str, str]:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if os.environ.get(name):
-            return os.environ[name]
+            return name, os.environ[name]
     configured = _pip_setting("index-url")
     if configured:
-        return configured
+        return "PIP_INDEX_URL" if os.environ.get("PIP_INDEX_URL") else "index-url of pip's configuration", configured
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-    return PYPI_SIMPLE_ENDPOINT
+    return "pypi_simple", PYPI_SIMPLE_ENDPOINT
+
+
+def without_default_index(text: str) -> str:
+    """Return what another program said with the default index's URL, however it is written, replaced by its name."""
+    url = default_index()
+    parts = urlsplit(url)
+    place, path = re.escape(parts.netloc.rpartition("@")[2]), re.escape(parts.path.rstrip("/"))
+    # As it was given, or with another user part: programs mask it.
+    written = rf"(?i){re.escape(parts.scheme)}://(?:[^\s/@]*@)?{place}(?:{path})?"
+    return re.sub(written, _DEFAULT, text.replace(url, _DEFAULT))
 
 
 def find_mirrors() -> tuple[Path, ...]:
@@ -74,8 +106,16 @@ def find_mirrors() -> tuple[Path, ...]:
     """
     own = os.environ.get("CUFALLBACK_FIND_LINKS")
     names = (_pip_setting("find-links") or "").split() if own is None else own.split(os.pathsep)
-    folders = [_local_path(name) for name in names if name]
-    return tuple(folder for folder in folders if folder.is_dir())
+    folders = [_local_folder(name) for name in names if name]
+    return tuple(folder for folder in folders if folder is not None)
+
+
+def _local_folder(name: str) -> Path | None:
+    try:
+        path = _local_path(name)
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long, of no known user, not to be looked at, no valid URL
+        return None
 
 
 def _local_path(name: str) -> Path:
@@ -111,12 +151,18 @@ def _pip_setting(name: str) -> str | None:
 
 
 def index_session() -> requests.Session:
-    """Return an HTTP session that follows the certificates that pip and uv are told to use."""
+    """Return an HTTP session that follows the certificates that pip and uv are told to use.
+
+    Raises:
+        ToolchainError: they are told to use some that are not there.
+    """
     import requests
 
     session = requests.Session()
     for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "CURL_CA_BUNDLE"):
         if os.environ.get(name):
+            if not os.path.exists(os.environ[name]):  # noqa: PTH110  # false for whatever is no path at all
+                raise ToolchainError("there are no such certificates", remedy="correct or unset it", where=name)
             session.verify = os.environ[name]
             break
     return session
@@ -147,13 +193,13 @@ def project_files(
         raise DownloadError(
             f"the index has no package {name}",
             remedy="correct the index of this package in the recipe",
-            where=redact(index),
+            where=_name_of(index_url),
         ) from error
     except (requests.RequestException, UnsupportedRepoVersionError, ValueError) as error:
         raise DownloadError(
-            f"the index could not be asked for {name}: {_short(error)}",
+            f"the index could not be asked for {name}: {_in_words(error)}",
             remedy="check the network, or point CUFALLBACK_FIND_LINKS at a folder that has the file",
-            where=redact(index),
+            where=_name_of(index_url),
         ) from error
 
 
@@ -320,7 +366,7 @@ def _find(session: requests.Session, item: Wanted, stop: threading.Event) -> tup
         f"the index does not have {item.filename} with sha256 {item.sha256}",
         remedy="the file was withdrawn or the lock names the wrong index; run `nox -s lock` and review the difference, "
         "or point CUFALLBACK_FIND_LINKS at a folder that has the file",
-        where=redact(item.index_url or default_index()),
+        where=_name_of(item.index_url),
     )
 
 
@@ -350,9 +396,9 @@ def _download(
             _repeated(attempt, stop)
     except requests.RequestException as error:
         raise DownloadError(
-            f"{item.filename} could not be downloaded: {_short(error)}",
+            f"{item.filename} could not be downloaded: {_in_words(error)}",
             remedy="run again: the download goes on where it stopped",
-            where=redact(url.partition("#")[0]),
+            where=_name_of(item.index_url),
         ) from error
     size = part.stat().st_size
     try:
@@ -365,7 +411,7 @@ def _download(
         raise IntegrityError(
             f"the index gave {item.filename} with other bytes: {error.reason}",
             remedy=f"inspect {kept}; nothing of it was used; run again to fetch the file anew",
-            where=redact(item.index_url or default_index()),
+            where=_name_of(item.index_url),
         ) from error
     return Fetched(item, size, "index")
 
@@ -398,7 +444,44 @@ def _transient(error: Exception) -> bool:
     return isinstance(error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError)
 
 
-def _short(error: Exception) -> str:
-    """Return the first line of a message; secrets go before the cut, which could hide the sign of one."""
-    lines = redact(str(error)).splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+def _name_of(index_url: str | None) -> str:
+    """Return how messages call an index: an explicit one stands in a public recipe, the default one may be secret."""
+    return redact(index_url) if index_url else _DEFAULT
+
+
+def _in_words(error: Exception) -> str:
+    """Say what failed in our own words: those of the HTTP library contain the URL, and with it any secret in it."""
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"the server answered with status {error.response.status_code}"
+    causes = list(_causes(error))
+    for kind, words in (
+        (requests.exceptions.ProxyError, "the proxy could not be used"),
+        (socket.gaierror, "the server's name is not known"),
+        (ConnectionRefusedError, "connection refused"),
+        (ssl.SSLCertVerificationError, "the server's certificate is not trusted"),
+        (ssl.SSLError, "no secure connection could be made"),
+        (requests.Timeout, "timeout"),
+        (TimeoutError, "timeout"),
+        (requests.exceptions.ChunkedEncodingError, "the answer broke off"),
+        (requests.ConnectionError, "the connection failed or broke off"),
+        (requests.TooManyRedirects, "too many redirections"),
+    ):
+        if any(isinstance(cause, kind) for cause in causes):
+            return words
+    if isinstance(error, requests.RequestException):
+        return f"the request failed ({type(error).__name__})"
+    return f"the answer is no package list ({type(error).__name__})"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and what brought it about, wherever the libraries keep that."""
+    seen: list[BaseException] = []
+    todo: list[object] = [error]
+    while todo:
+        cause = todo.pop()
+        if isinstance(cause, BaseException) and not any(cause is other for other in seen):
+            seen.append(cause)
+            yield cause
+            todo += [*cause.args, cause.__cause__, cause.__context__, getattr(cause, "reason", None)]

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-import tomllib
+import stat
+import unicodedata
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from packaging.version import InvalidVersion, Version
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cufallback.errors import RecipeError
 from cufallback.redact import is_secret
 from cufallback.resources import recipe_files
-from cufallback.tomlplace import key_path, line_of
+from cufallback.tomlplace import key_path, line_of, parse_toml, printable
+from cufallback.weburl import url_fault
 
 SCHEMA_VERSION = 1
+_LARGEST_FILE = 1 << 20  # bytes; a recipe has a few thousand
+_SHOWN_FAULTS = 20
 
 
 def _without_epoch(variables: dict[str, str]) -> dict[str, str]:
@@ -49,10 +66,61 @@ def _requirement(text: str) -> str:
 
 def _regex(text: str) -> str:
     try:
-        re.compile(text)
-    except re.error as error:
+        re.compile(text, re.MULTILINE)
+    except (re.error, OverflowError) as error:
         msg = f"not a regular expression: {error}"
         raise ValueError(msg) from error
+    except RecursionError as error:
+        msg = "not a regular expression: nested too deeply"
+        raise ValueError(msg) from error
+    return text
+
+
+def _version(text: str) -> str:
+    try:
+        Version(text)
+    except InvalidVersion as error:
+        msg = f"not a PEP 440 version: {text!r}"
+        raise ValueError(msg) from error
+    if text != text.strip():
+        msg = f"has space around it: {text!r}"
+        raise ValueError(msg)
+    return text
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        msg = f"must be the number {SCHEMA_VERSION}"
+        raise ValueError(msg)  # pydantic turns only a ValueError into a fault with a place
+    return value
+
+
+def _index_url(text: str) -> str:
+    return _url(text, ("https",))
+
+
+def _git_url(text: str) -> str:
+    return _url(text, ("https", "ssh", "file"))
+
+
+def _url(text: str, schemes: Sequence[str]) -> str:
+    if fault := url_fault(text, schemes):
+        raise ValueError(fault)
+    user = urlsplit(text)
+    if user.password is not None or (user.username is not None and user.scheme == "https"):
+        msg = "a secret has no place in a recipe, which is hashed and published; leave user and password out"
+        raise ValueError(msg)
+    return text
+
+
+def _toolkit(text: str) -> str:
+    from cufallback.cuda.facts import facts
+
+    known = [toolkit.name for toolkit in facts().toolkits]
+    if text not in known:
+        near = difflib.get_close_matches(text, known, n=3, cutoff=0.0)
+        msg = f"no CUDA toolkit release that is known here: {text!r}; near it: {', '.join(near)}"
+        raise ValueError(msg)
     return text
 
 
@@ -66,7 +134,7 @@ def _without_secrets(environment: dict[str, str]) -> dict[str, str]:
 
 def _inside(text: str) -> str:
     parts = Path(text).parts
-    if not text or Path(text).is_absolute() or ".." in parts:
+    if not text or Path(text).is_absolute() or ".." in parts or any(unicodedata.category(c) == "Cc" for c in text):
         msg = f"must be a relative path inside the tree: {text!r}"
         raise ValueError(msg)
     return text
@@ -87,9 +155,14 @@ def _timestamp(text: str) -> str:
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="full Git commit id, 40 hex digits")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits")]
 Architecture = Annotated[
-    str, Field(pattern=r"^\d{1,2}\.\d[af]?$", description="compute capability as in TORCH_CUDA_ARCH_LIST: 9.0a, 10.3")
+    str,
+    Field(pattern=r"^[0-9]{1,2}\.[0-9][af]?$", description="compute capability as in TORCH_CUDA_ARCH_LIST: 9.0a, 10.3"),
 ]
-ToolkitVersion = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$", description="CUDA toolkit release, such as 12.9.1")]
+ToolkitVersion = Annotated[
+    str,
+    Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", description="CUDA toolkit release, such as 12.9.1"),
+    AfterValidator(_toolkit),
+]
 Regex = Annotated[
     str,
     AfterValidator(_regex),
@@ -155,6 +228,17 @@ class Rewrite(_Model):
     count: Annotated[int, Field(ge=1, description="how often the pattern must match; anything else is an error")] = 1
     why: Reason
 
+    @field_validator("replacement")
+    @classmethod
+    def _fits_the_pattern(cls, text: str, info: ValidationInfo) -> str:
+        if "pattern" in info.data:
+            try:
+                re.compile(info.data["pattern"], re.MULTILINE).sub(text, "")
+            except (re.error, IndexError, OverflowError) as error:
+                msg = f"does not fit its pattern: {error}"
+                raise ValueError(msg) from error
+        return text
+
 
 class Contract(_Model):
     """Something that must be true of the tree after cherry-picks and rewrites."""
@@ -178,7 +262,7 @@ class Ancestor(_Model):
 class Unused(_Model):
     """A source that upstream's files would fetch in some build, but not in this one."""
 
-    name: Annotated[str, Field(description="glob on the names that `cufallback source harvest` shows")]
+    name: Annotated[str, Field(min_length=1, description="glob on the names that `cufallback source harvest` shows")]
     why: Reason
 
 
@@ -197,7 +281,11 @@ class GitSource(_Model):
     """``[source]`` of kind ``git``."""
 
     kind: Annotated[Literal["git"], Field(description="a Git repository")]
-    url: Annotated[str, Field(pattern=r"^(https|ssh|file)://", description="URL to fetch the commit from")]
+    url: Annotated[
+        str,
+        Field(pattern=r"^(https|ssh|file)://", description="URL to fetch the commit from"),
+        AfterValidator(_git_url),
+    ]
     ref: Annotated[str, Field(min_length=1, description="tag or branch that names the commit for readers")]
     commit: Commit
     why: Reason
@@ -216,8 +304,13 @@ class SdistSource(_Model):
     """``[source]`` of kind ``sdist``: a source distribution from the package index."""
 
     kind: Annotated[Literal["sdist"], Field(description="a source distribution from the package index")]
-    package: Annotated[str, Field(description="distribution name in the package index")]
-    version: Annotated[str, Field(description="its version")]
+    package: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="distribution name in the package index"
+        ),
+    ]
+    version: Annotated[str, AfterValidator(_version), Field(description="its version")]
     sha256: Sha256
     commit: Annotated[
         Commit | None, Field(description="the Git commit that upstream names for it; an archive cannot prove it")
@@ -254,11 +347,30 @@ class Cuda(_Model):
         tuple[Kernel, ...], Field(strict=False, description="kernel families with what the build log must say of each")
     ] = ()
 
+    @field_validator("architectures")
+    @classmethod
+    def _toolkit_builds(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from cufallback.cuda.facts import facts
+        from cufallback.cuda.versions import Architecture as Target
+
+        toolkit = info.data.get("toolkit")
+        if toolkit is None:
+            return names
+        major, minor, _patch = map(int, toolkit.split("."))
+        rows = [row for row in facts().architectures if (major, minor) in row.toolkits]
+        known = {target for row in rows for target in (*row.plain, *row.specific, *row.family)}
+        unknown = [name for name in names if rows and Target.parse(name) not in known]
+        if unknown:
+            builds = ", ".join(map(str, sorted(known)))
+            msg = f"CUDA {toolkit} cannot build {', '.join(unknown)}; it builds {builds}"
+            raise ValueError(msg)
+        return names
+
 
 class Python(_Model):
     """``[python]``: the interpreter line of wheels and locks."""
 
-    version: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python's minor version, such as 3.12")]
+    version: Annotated[str, Field(pattern=r"^3\.[0-9]+$", description="Python's minor version, such as 3.12")]
     platform: Annotated[
         str, Field(description="the platform that locks are resolved for, a value of uv's --python-platform")
     ] = "x86_64-manylinux_2_28"
@@ -268,7 +380,11 @@ class Index(_Model):
     """``[[deps.index]]``: the one index that may serve the named packages; all others come from the default index."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", description="a short name for locks and messages")]
-    url: Annotated[str, Field(pattern=r"^https://", description="address of the simple index (PEP 503)")]
+    url: Annotated[
+        str,
+        Field(pattern=r"^https://", description="address of the simple index (PEP 503)"),
+        AfterValidator(_index_url),
+    ]
     packages: Annotated[
         tuple[str, ...],
         Field(strict=False, min_length=1, description="distributions that come from here and only here"),
@@ -297,7 +413,7 @@ class Override(_Model):
 class Ban(_Model):
     """``[[deps.ban]]``: distributions that may not be in the closure."""
 
-    name: Annotated[str, Field(description="glob on normalised distribution names")]
+    name: Annotated[str, Field(min_length=1, description="glob on normalised distribution names")]
     versions: Annotated[
         SpecifierText | None, Field(description="PEP 440 specifier of the banned versions; absent: all")
     ] = None
@@ -382,7 +498,9 @@ class Builder(_Model):
 class Recipe(_Model):
     """One recipe file."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema", description="version of this format")]
+    schema_: Annotated[
+        Literal[1], BeforeValidator(_number), Field(alias="schema", description="version of this format")
+    ]
     recipe: Annotated[Identity, Field(description="what this recipe is")]
     source: Annotated[
         GitSource | SdistSource,
@@ -455,15 +573,11 @@ def parse_recipe(path: Path) -> Recipe:
     Raises:
         RecipeError: unreadable, no TOML, or not a valid recipe.
     """
+    text = _read(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"cannot be read: {why}", remedy="give a recipe's name or path", where=str(path)) from error
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"not valid TOML: {error}", remedy="correct the file", where=str(path)) from error
+        data = parse_toml(text)
+    except ValueError as error:
+        raise RecipeError(str(error), remedy="correct the file", where=str(path)) from error
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
@@ -477,23 +591,53 @@ def parse_recipe(path: Path) -> Recipe:
     return recipe
 
 
+def _read(path: Path) -> str:
+    """Return the text of a recipe; what is no ordinary file of a sensible size is never read."""
+    try:
+        # Without waiting for a writer, in case it is a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise RecipeError("is no ordinary file", remedy="give a recipe's name or path", where=str(path))
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise RecipeError(
+                "is larger than 1 MiB, which no recipe is", remedy="give a recipe's name or path", where=str(path)
+            )
+        text = data.decode("utf-8").replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        where = printable(str(path))
+        raise RecipeError(f"cannot be read: {why}", remedy="give a recipe's name or path", where=where) from error
+    if text.startswith("\ufeff"):
+        raise RecipeError(
+            "the file begins with a byte-order mark",
+            remedy="save it as UTF-8 without the byte-order mark (BOM)",
+            where=str(path),
+        )
+    return text
+
+
 def _explain(path: Path, text: str, error: ValidationError) -> RecipeError:
     faults: list[str] = []
     remedies: list[str] = []
-    for fault in error.errors():
+    found = error.errors(include_url=False, include_context=False)
+    for fault in found[:_SHOWN_FAULTS]:
         location = fault["loc"]
         if location[:1] == ("source",) and location[1:2] in (("git",), ("sdist",)):
             # pydantic puts the value of `kind` here, which is no key of the file
             location = ("source", *location[2:])
         key = key_path(location)
         line = line_of(text, location)
-        message = fault["msg"].removeprefix("Value error, ")
+        message = printable(fault["msg"].removeprefix("Value error, "))
         if fault["type"] == "extra_forbidden":
             valid = _valid_keys(location[:-1])
             near = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.4)
             message = "unknown key"
             remedies.append(f"{key}: did you mean {near[0]}?" if near else f"{key}: valid keys are {', '.join(valid)}")
         faults.append(f"{path}:{line}: {key}: {message}")
+    if len(found) > _SHOWN_FAULTS:
+        faults.append(f"and {len(found) - _SHOWN_FAULTS} more")
     return RecipeError(
         "the recipe is invalid:\n  " + "\n  ".join(faults),
         remedy="; ".join(remedies) or "correct these lines; `cufallback recipe schema` prints the format",

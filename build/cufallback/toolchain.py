@@ -174,6 +174,8 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
     def reach(server: tuple[str, str]) -> Need:
         what, parts = f"network: {server[0]}", urlsplit(server[1])
         host = parts.hostname or ""
+        # Never the host of an index: the default one may be a secret of this machine.
+        place = host if server[0] == host else f"the server of {server[0]}"
         if parts.scheme == "file":
             return Need(what, "reachable", "a local folder", "ok")
         if proxied:
@@ -181,11 +183,11 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
         try:
             port = parts.port or {"http": 80, "ssh": 22}.get(parts.scheme, 443)
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # Only indexes have a stand-in; their names are the recipe's, a Git server's is its host.
             mirror = "" if server[0] == host else "; or point CUFALLBACK_FIND_LINKS at a folder with its files"
-            remedy = f"open the way to {host} or set HTTPS_PROXY{mirror}"
-            return Need(what, "reachable", str(error.strerror or error), "missing", remedy)
+            remedy = f"open the way to {place} or set HTTPS_PROXY{mirror}"
+            return Need(what, "reachable", _words(error), "missing", remedy)
         return Need(what, "reachable", "reachable", "ok")
 
     answers: dict[str, Need] = {}
@@ -204,6 +206,12 @@ def probe_network(servers: Mapping[str, str]) -> tuple[Need, ...]:
         answers.get(name) or Need(f"network: {name}", "reachable", silent, "missing", f"open the way to {name}")
         for name in servers
     )
+
+
+def _words(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or ("timed out" if isinstance(error, TimeoutError) else type(error).__name__)
+    return "no valid address"
 
 
 def require(needs: Sequence[Need]) -> None:

@@ -16,7 +16,7 @@ from cufallback.deps.lockfile import explicit_indexes
 from cufallback.deps.policy import Resolved
 from cufallback.deps.surgery import Operated
 from cufallback.deps.target import Target, target_of, wheels_in
-from cufallback.download import default_index, index_session, project_files
+from cufallback.download import default_index, index_session, project_files, without_default_index
 from cufallback.errors import CommandError, LockError
 from cufallback.process import Runner
 from cufallback.recipe import Recipe
@@ -111,8 +111,8 @@ def _run(
         runner.run(command, cwd=workdir, env=environment, log=workdir / "resolver.log", timeout=_LIMIT)
     except CommandError as error:
         raise LockError(
-            f"the requirements could not be resolved: {error.reason}",
-            remedy=error.remedy,
+            f"the requirements could not be resolved: {without_default_index(error.reason)}",
+            remedy=without_default_index(error.remedy),
             where=f"recipe {recipe.name}",
         ) from error
 

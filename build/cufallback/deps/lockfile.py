@@ -139,9 +139,11 @@ def _distributions(lines: Sequence[str], start: int, where: str) -> tuple[Locked
         texts = [text for _number, text in rows[at : at + 3]] + ["", ""]
         file, pin, digest = _FILE.match(line), _PIN.match(texts[1]), _HASH.match(texts[2])
         if not file:
-            raise LockError(f"a wheel's file name was expected, not {line!r}", remedy=_AGAIN, where=f"{where}:{number}")
+            raise LockError(
+                f"a wheel's file name was expected, not {line[:200]!r}", remedy=_AGAIN, where=f"{where}:{number}"
+            )
         if not pin:
-            message = f"an exact pin (name==version) was expected, not {texts[1]!r}"
+            message = f"an exact pin (name==version) was expected, not {texts[1][:200]!r}"
             raise LockError(message, remedy=_AGAIN, where=f"{where}:{number + 1}")
         if not digest:
             message = f"{pin['name']} has no sha256 hash"

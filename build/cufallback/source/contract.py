@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cufallback.errors import ContractError
 from cufallback.recipe import Contract
+from cufallback.source.matching import MatchFailure, first_lines, match_lines
 from cufallback.source.tree import inside
+from cufallback.tomlplace import printable
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def require_contracts(results: Sequence[ContractResult]) -> None:
     if not broken:
         return
     listing = "".join(
-        f"\n  {result.file}: {result.finding} (pattern {result.pattern})\n    why it matters: {result.why}"
+        f"\n  {result.file}: {result.finding} (pattern {printable(result.pattern)})\n    why it matters: {result.why}"
         for result in broken
     )
     number = "a contract" if len(broken) == 1 else f"{len(broken)} contracts"
@@ -71,7 +72,10 @@ def _check(tree: Path, contract: Contract) -> ContractResult:
     if not path.is_file():
         return result(False, "there is no such file")
     text = path.read_bytes().decode("utf-8", "surrogateescape")
-    lines = tuple(text.count("\n", 0, match.start()) + 1 for match in re.finditer(contract.pattern, text, re.MULTILINE))
+    try:
+        lines = match_lines(contract.pattern, text)
+    except MatchFailure as failure:
+        return result(False, f"the pattern {failure}")
     if not lines:
         return result(contract.expect == "absent", "the pattern matches nowhere")
-    return result(contract.expect == "present", f"the pattern matches on line {', '.join(map(str, lines))}", lines)
+    return result(contract.expect == "present", f"the pattern matches on line {first_lines(lines)}", lines)

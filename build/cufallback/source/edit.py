@@ -15,8 +15,10 @@ from cufallback.progress import Progress
 from cufallback.recipe import CherryPick, Rewrite
 from cufallback.redact import redact
 from cufallback.source.gitrepo import GitFailure, Repository, require_full_id, utf8
+from cufallback.source.matching import MatchFailure, first_lines, match_lines
 from cufallback.source.tree import inside
 from cufallback.store import workspace_errors, write_atomic
+from cufallback.tomlplace import printable
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def apply_rewrites(tree: Path, rewrites: Sequence[Rewrite]) -> tuple[Change, ...
             later rewrite of the same file sees the result of the earlier one.
 
     Raises:
-        RewriteError: a file is missing, no UTF-8 or outside the tree; a pattern matches more or less often; a
-            replacement is invalid or changes nothing.
+        RewriteError: a file is missing, no UTF-8 or outside the tree; a pattern matches more or less often,
+            or cannot be matched in good time; a replacement changes nothing.
         WorkspaceError: a file cannot be written.
     """
     texts: dict[Path, str] = {}
@@ -103,28 +105,27 @@ def _read(path: Path, where: str) -> str:
 
 
 def _rewritten(text: str, rewrite: Rewrite, where: str) -> str:
-    matches = list(re.finditer(rewrite.pattern, text, re.MULTILINE))
+    try:
+        matches = match_lines(rewrite.pattern, text)
+    except MatchFailure as failure:
+        raise RewriteError(
+            f"the pattern {failure}: {printable(rewrite.pattern)}",
+            remedy="make it simpler: no repetition inside a repetition",
+            where=where,
+        ) from failure
     if len(matches) != rewrite.count:
-        lines = ", ".join(str(text.count("\n", 0, match.start()) + 1) for match in matches)
-        found = f"{_times(len(matches))}, on line {lines}," if matches else "nowhere"
+        found = f"{_times(len(matches))}, on line {first_lines(matches)}," if matches else "nowhere"
         remedy = (
             "make the pattern narrower, or set count after looking at each place"
             if len(matches) > rewrite.count
             else "upstream changed these lines: look whether the rewrite is still needed, then adapt the pattern"
         )
         raise RewriteError(
-            f"the pattern matches {found} where the recipe says {_times(rewrite.count)}: {rewrite.pattern}",
+            f"the pattern matches {found} where the recipe says {_times(rewrite.count)}: {printable(rewrite.pattern)}",
             remedy=remedy,
             where=where,
         )
-    try:
-        after = re.sub(rewrite.pattern, rewrite.replacement, text, flags=re.MULTILINE)
-    except (re.error, IndexError) as error:
-        raise RewriteError(
-            f"the replacement is invalid: {error}",
-            remedy=r"use \1 or \g<name> for groups that the pattern has",
-            where=where,
-        ) from error
+    after = re.sub(rewrite.pattern, rewrite.replacement, text, flags=re.MULTILINE)
     if after == text:
         raise RewriteError("the rewrite changes nothing", remedy="drop it, or correct its replacement", where=where)
     return after

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from cufallback.download import Wanted, fetch
+from cufallback.errors import SourceError
 from cufallback.progress import Progress
 from cufallback.recipe import GitSource, Recipe, SdistSource
 from cufallback.source.checkout import checkout_git, extract_sdist
 from cufallback.source.edit import Change, apply_cherry_picks, apply_rewrites
-from cufallback.source.tree import Checkout
+from cufallback.source.tree import Checkout, inside
 from cufallback.store import Store
+from cufallback.tomlplace import printable
 
 
 def fetch_source(
@@ -35,7 +40,41 @@ def fetch_source(
     if isinstance(source, GitSource):
         return checkout_git(source, target=target, progress=progress)
     fetch([wanted_archive(source)], store=store, mirrors=mirrors, progress=progress)
-    return extract_sdist(store.path(source.sha256), source, target=target)
+    checkout = extract_sdist(store.path(source.sha256), source, target=target)
+    try:
+        require_named(target, source)
+    except SourceError:
+        shutil.rmtree(target)
+        raise
+    return checkout
+
+
+def require_named(tree: Path, source: SdistSource) -> None:
+    """Demand that an unpacked source distribution says of itself what the recipe calls it.
+
+    Raises:
+        SourceError: its PKG-INFO is missing or names another distribution or version.
+    """
+    remedy = "correct source.package and source.version, or source.sha256 if it is the digest of another archive"
+    file = inside(tree, "PKG-INFO")
+    if file is None or not file.is_file():
+        raise SourceError("the source distribution has no PKG-INFO that names it", remedy=remedy, where="PKG-INFO")
+    header = HeaderParser().parsestr(file.read_bytes().decode("utf-8", "replace"))
+    name, version = str(header.get("Name", "")), str(header.get("Version", ""))
+    if canonicalize_name(name) != canonicalize_name(source.package) or not _same(version, source.version):
+        raise SourceError(
+            f"the source distribution is {printable(name, 80) or 'nameless'} {printable(version, 80)}, "
+            f"the recipe says {source.package} {source.version}",
+            remedy=remedy,
+            where="PKG-INFO",
+        )
+
+
+def _same(version: str, other: str) -> bool:
+    try:
+        return Version(version) == Version(other)
+    except InvalidVersion:
+        return False
 
 
 def wanted_archive(source: SdistSource) -> Wanted:

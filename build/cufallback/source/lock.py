@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ from cufallback.recipe import Unused
 from cufallback.source.gitrepo import Repository
 from cufallback.source.harvested import GIT_KINDS, Harvested
 from cufallback.source.tree import EARLIEST_EPOCH, Checkout
-from cufallback.tomlplace import line_of
+from cufallback.tomlplace import key_path, line_of, parse_toml, printable
 
 SCHEMA_VERSION = 1
 
@@ -289,14 +288,14 @@ def parse_source_lock(text: str, recipe: str, *, where: str) -> SourceLock:
     """Read the text of a source lock; see :func:`load_source_lock`."""
     remedy = _remedy(recipe)
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise LockError(f"not valid TOML: {error}", remedy=remedy, where=where) from error
+        data = parse_toml(text)
+    except ValueError as error:
+        raise LockError(str(error), remedy=remedy, where=where) from error
 
     def fault(reason: str, *location: str | int) -> LockError:
-        return LockError(reason, remedy=remedy, where=f"{where}:{line_of(text, location)}")
+        return LockError(printable(reason), remedy=remedy, where=f"{where}:{line_of(text, location)}")
 
-    if data.get("schema") != SCHEMA_VERSION:
+    if type(data.get("schema")) is not int or data["schema"] != SCHEMA_VERSION:
         raise fault(f"schema is {data.get('schema')!r}, this program reads {SCHEMA_VERSION}", "schema")
     if data.get("recipe") != recipe:
         raise fault(f"this is the lock of recipe {data.get('recipe')!r}, not of {recipe!r}", "recipe")
@@ -316,7 +315,7 @@ def parse_source_lock(text: str, recipe: str, *, where: str) -> SourceLock:
         problem = _problem(entry)
         if problem is not None:
             key, reason = problem
-            raise fault(f"source[{number}].{key}: {reason}", "source", number, key)
+            raise fault(f"{key_path(('source', number, key))}: {reason}", "source", number, key)
         source = LockedSource(
             submodules=tuple(entry.get("submodules", ())),
             commit=entry.get("commit"),
