@@ -17,10 +17,8 @@ from cufallback.process import LocalRunner, Runner
 from cufallback.progress import Progress
 from cufallback.recipe import GitSource, find_recipe, parse_recipe
 from cufallback.resources import PYTHON_CACHES, lock_folder, probe_folder
-from cufallback.store import Store, require_writable, tree_digest
+from cufallback.store import EARLIEST_EPOCH, Store, require_writable, tree_digest
 from cufallback.toolchain import Need, probe_machine, probe_network, probe_toolchain
-
-_YEAR_1980 = 315532800
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def build(
     names = [stage.name for stage in STAGES]
     if until is not None and until not in names:
         raise UsageError(f"there is no stage {until!r}", remedy=f"stages are {', '.join(names)}", where="--until")
-    if clock() < _YEAR_1980:
+    if clock() < EARLIEST_EPOCH:
         raise ToolchainError(
             "this machine's clock is before 1980, which neither wheels nor TLS can take",
             remedy="set the clock, then run again",

@@ -18,7 +18,6 @@ from cufallback.store import replaced_folder, sha256_file, tree_digest, write_at
 if TYPE_CHECKING:
     from cufallback.wheel.environment import Environment
 
-INSPECTION = "inspection.json"
 
 # What this version of the record knows of and does not do yet.
 NOT_RUN = {
@@ -294,6 +293,7 @@ def _build(
 
 def inspect(context: Context) -> Outcome:
     """Read from the wheels what they really are and hold it against the recipe."""
+    from cufallback.record import INSPECTION
     from cufallback.wheel.audit import inspect_for
 
     subjects = context.result("wheels")["subjects"]

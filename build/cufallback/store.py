@@ -18,6 +18,9 @@ from typing import Any
 
 from cufallback.errors import IntegrityError, WorkspaceError
 
+# 1980-01-01T00:00:00Z, the earliest time that a zip archive, and so a wheel, can hold.
+EARLIEST_EPOCH = 315532800
+
 
 def sha256_bytes(data: bytes) -> str:
     """Return the SHA-256 of ``data`` as 64 hex digits."""

@@ -13,8 +13,8 @@ from cufallback.recipe import Ancestor, GitSource
 from cufallback.redact import redact
 from cufallback.source.gitrepo import GitFailure, Ref, Repository, require_full_id
 from cufallback.source.sdist import extract_sdist
-from cufallback.source.tree import EARLIEST_EPOCH, Checkout, normalise_modes, refuse_links_out, staged
-from cufallback.store import tree_digest
+from cufallback.source.tree import Checkout, normalise_modes, refuse_links_out, staged
+from cufallback.store import EARLIEST_EPOCH, tree_digest
 
 __all__ = ["Checkout", "checkout_git", "extract_sdist"]
 

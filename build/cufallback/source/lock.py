@@ -16,7 +16,8 @@ from cufallback.progress import Progress
 from cufallback.recipe import Unused
 from cufallback.source.gitrepo import Repository
 from cufallback.source.harvested import GIT_KINDS, Harvested
-from cufallback.source.tree import EARLIEST_EPOCH, Checkout
+from cufallback.source.tree import Checkout
+from cufallback.store import EARLIEST_EPOCH
 from cufallback.tomlplace import key_path, line_of, parse_toml, printable
 
 SCHEMA_VERSION = 1

@@ -18,8 +18,8 @@ from typing import IO, NoReturn
 
 from cufallback.errors import IntegrityError, SourceError
 from cufallback.recipe import SdistSource
-from cufallback.source.tree import EARLIEST_EPOCH, Checkout, refuse_links_out, staged
-from cufallback.store import tree_digest
+from cufallback.source.tree import Checkout, refuse_links_out, staged
+from cufallback.store import EARLIEST_EPOCH, tree_digest
 
 MAX_BYTES = 4 << 30
 """Bound on the unpacked size. vLLM 0.33.0's source distribution unpacks to 0.2 GB."""

@@ -14,9 +14,6 @@ from pathlib import Path
 from cufallback.errors import SourceError, WorkspaceError
 from cufallback.store import tree_entries, workspace_errors
 
-EARLIEST_EPOCH = 315532800
-"""1980-01-01 UTC, the first time that a zip archive (and so a wheel) can carry."""
-
 
 @dataclass(frozen=True)
 class Checkout:

@@ -15,7 +15,7 @@ from cufallback.errors import BuildError, WorkspaceError
 from cufallback.process import Runner
 from cufallback.progress import Advance, Progress
 from cufallback.resources import PYTHON_CACHES
-from cufallback.store import tree_entries, workspace_errors
+from cufallback.store import EARLIEST_EPOCH, tree_entries, workspace_errors
 from cufallback.wheel.buildlog import KernelReport, parse_build_log
 from cufallback.wheel.environment import Environment
 from cufallback.wheel.isolate import (
@@ -29,9 +29,6 @@ from cufallback.wheel.isolate import (
     open_room,
     probe_isolation,
 )
-
-# The earliest time that a zip archive can hold; build backends refuse or distort anything older.
-ZIP_EPOCH = 315532800  # 1980-01-01T00:00:00Z
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 
@@ -148,11 +145,11 @@ def compiler_environment(given: Mapping[str, str] | None = None, *, epoch: int |
     Args:
         given: the recipe's variables. They win, except that ``PATH`` and ``LDFLAGS`` are joined with ours and
             ``SOURCE_DATE_EPOCH`` is always ours (a recipe that sets it is refused).
-        epoch: seconds for SOURCE_DATE_EPOCH, not before :data:`ZIP_EPOCH`; None while no lock says it: it is absent.
+        epoch: seconds for SOURCE_DATE_EPOCH, from 1980 on; None while no lock says it: it is absent.
     """
     given = {name: value for name, value in (given or {}).items() if name != EPOCH_VARIABLE}
     if epoch is not None:
-        given[EPOCH_VARIABLE] = str(max(epoch, ZIP_EPOCH))
+        given[EPOCH_VARIABLE] = str(max(epoch, EARLIEST_EPOCH))
     path = given.pop("PATH", DEFAULT_PATH)
     linking = given.pop("LDFLAGS", "")
     return {

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from cufallback.errors import PayloadError
-from cufallback.store import workspace_errors
+from cufallback.store import EARLIEST_EPOCH, workspace_errors
 
-_FIRST, _LAST = 315532800, 4354819198  # a zip archive holds 1980-01-01T00:00:00 to 2107-12-31T23:59:58
+_LATEST_EPOCH = 4354819198  # 2107-12-31T23:59:58Z, the last time that a zip archive holds
 _CHUNK = 1 << 20
 # What zipfile and its decompressors raise on damaged input (ValueError: names that are not UTF-8, odd offsets).
 _UNREADABLE = (
@@ -157,7 +157,7 @@ def _write(
     epoch: int,
 ) -> None:
     recorded = _read_record(wheel, archive.read(members[record]))
-    moment = time.gmtime(min(max(epoch, _FIRST), _LAST))[:6]
+    moment = time.gmtime(min(max(epoch, EARLIEST_EPOCH), _LATEST_EPOCH))[:6]
     rows: list[tuple[str, str, str]] = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
 
