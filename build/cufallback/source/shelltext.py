@@ -40,7 +40,7 @@ def read_commands(text: str) -> list[ShellCommand]:
     lines = text.splitlines()
     budget = _MAX_LOOKING
     for start, logical in _logical_lines(text):
-        for words in _split(logical):
+        for words in _split(logical) if logical.strip() else ():
             first = 0
             while first < len(words) and (words[first].lower() in _PREFIXES or _is_prefix(words[first])):
                 first += 1
