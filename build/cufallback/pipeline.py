@@ -7,20 +7,33 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from cufallback.errors import BusyError, CufallbackError, WorkspaceError
 from cufallback.plan import BuildPlan
 from cufallback.process import Runner
 from cufallback.progress import Progress
 from cufallback.resources import PYTHON_CACHES
-from cufallback.store import Fingerprint, Store, canonical_json, sha256_bytes, tree_digest, workspace_errors, write_json
+from cufallback.store import (
+    Fingerprint,
+    Store,
+    canonical_json,
+    discard,
+    open_regular,
+    sha256_bytes,
+    tree_digest,
+    workspace_errors,
+    write_json,
+)
 
 _FULL_DISK_BYTES = 32 * 2**20
+# A state holds digests and a stage's part of the record: some KiB, a few MiB for wheels with much device code.
+_MAXIMUM_STATE_BYTES = 256 * 2**20
 STATE_FILE = "stage.json"
 
 Clock = Callable[[], float]
@@ -41,8 +54,8 @@ class StageState:
     finished: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as a JSON object."""
-        return {
+        """Return the state as a JSON object; ``sha256`` is the digest of the rest of it."""
+        content = {
             "stage": self.stage,
             "inputs": dict(self.inputs),
             "outputs": [vars(output) for output in self.outputs],
@@ -50,6 +63,7 @@ class StageState:
             "started": self.started,
             "finished": self.finished,
         }
+        return {**content, "sha256": sha256_bytes(canonical_json(content))}
 
     def confirmed(self, folder: Path) -> StageState | None:
         """Return the state, with fresh file-system facts, when every output in ``folder`` is intact; else None."""
@@ -59,13 +73,38 @@ class StageState:
 
     @staticmethod
     def read(path: Path) -> StageState | None:
-        """Return the state in ``path``, or None when there is none that can be read."""
+        """Return the state in ``path``, or None when there is none that is whole: written by this program, unedited."""
         try:
-            data = json.loads(path.read_bytes())
+            if path.parent.is_symlink() or path.is_symlink():
+                return None
+            with open_regular(path) as file:
+                data = json.loads(file.read(_MAXIMUM_STATE_BYTES))
+            digest = data.pop("sha256")
+            if digest != sha256_bytes(canonical_json(data)) or not _is_state(data):
+                return None
             outputs = tuple(Fingerprint(**output) for output in data.pop("outputs"))
             return StageState(outputs=outputs, **data)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, WorkspaceError):
             return None
+
+
+def _is_state(data: dict[str, Any]) -> bool:
+    """Say whether ``data`` has the keys and types of a state, and no others."""
+
+    def texts(value: object) -> bool:
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+    outputs = data["outputs"]
+    return (
+        data.keys() == {"stage", "inputs", "outputs", "result", "started", "finished"}
+        and isinstance(data["stage"], str)
+        and texts(data["inputs"])
+        and isinstance(outputs, list)
+        and len(outputs) > 0
+        and all(texts(output) and output.keys() == {"path", "sha256", "facts"} for output in outputs)
+        and isinstance(data["result"], dict)
+        and all(type(data[time]) in (int, float) for time in ("started", "finished"))
+    )
 
 
 @dataclass(frozen=True)
@@ -176,9 +215,9 @@ class Pipeline:
             self.progress.say(f"{stage.name}: its output changed on disk, redone")
         self.progress.say(f"{stage.name}: {stage.summary}")
         # The state goes first: from here until it is written again, the folder counts as unfinished.
-        (folder / STATE_FILE).unlink(missing_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
+        if not folder.is_symlink() and folder.is_dir():
+            discard(folder / STATE_FILE)
+        discard(folder)
         folder.mkdir(parents=True)
         context = Context(
             self.plan,
@@ -243,12 +282,12 @@ def only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
     """
     root.mkdir(parents=True, exist_ok=True)
     path = root / "lock"
-    with path.open("a+") as file:
+    with _open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = file.read(100).strip() or "another process"
             if not wait:
                 raise BusyError(
                     f"{holder} is working in the same folder",
@@ -257,10 +296,25 @@ def only_one(root: Path, progress: Progress, *, wait: bool) -> Iterator[None]:
                 ) from None
             progress.say(f"{holder} is working in the same folder; waiting for it to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
+        file.seek(0)
+        file.truncate()
         file.write(f"process {os.getpid()}")
         file.flush()
         yield
+
+
+def _open_lock(path: Path) -> TextIO:
+    remedy = "remove it, then run again"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if not os.path.lexists(path) or stat.S_ISREG(path.lstat().st_mode):
+            raise
+        raise WorkspaceError("the lock is no regular file", remedy=remedy, where=str(path)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise WorkspaceError("the lock is no regular file", remedy=remedy, where=str(path))
+    return os.fdopen(handle, "r+", errors="replace")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -28,9 +29,28 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of the file's bytes as 64 hex digits."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of the file's bytes as 64 hex digits.
+
+    Raises:
+        WorkspaceError: it is a pipe, a device or a folder: reading it might never end.
+    """
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading; a link is followed. Nothing else is waited for or read.
+
+    Raises:
+        WorkspaceError: it is a pipe, a device or a folder.
+        OSError: it cannot be opened.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise WorkspaceError("is no regular file", remedy="remove it, then run again", where=str(path))
+    return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
 
 
 def canonical_json(value: Any) -> bytes:
@@ -43,8 +63,14 @@ def canonical_json(value: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def workspace_errors(path: Path) -> Iterator[None]:
-    """Turn full disks, read-only folders and missing rights under ``path`` into a :class:`WorkspaceError`."""
+def workspace_errors(path: Path, *, creating: bool = False) -> Iterator[None]:
+    """Turn full disks, read-only folders and missing rights under ``path`` into a :class:`WorkspaceError`.
+
+    Args:
+        path: what the error is about when it names no file itself.
+        creating: the block only makes files and folders. There "no such file" means that the file system takes no
+            new ones (as ``/proc``); elsewhere it may be any file, so it is left alone.
+    """
     try:
         yield
     except OSError as error:
@@ -57,7 +83,12 @@ def workspace_errors(path: Path) -> Iterator[None]:
             errno.ENOTDIR: "choose another folder (--work, --dist): a file is in its way",
             errno.EEXIST: "choose another folder (--work, --dist): a file is in its way",
             errno.EISDIR: "choose another folder (--work, --dist): a folder lies where a file must be written",
+            errno.ENAMETOOLONG: "choose a folder with a shorter path (--work, --dist)",
+            errno.ELOOP: "choose another folder (--work, --dist): a link in its path leads back to itself",
         }
+        if creating:
+            elsewhere = "choose another folder (--work, --dist): nothing can be created in this one"
+            remedies |= dict.fromkeys((errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP), elsewhere)
         # shutil.copytree collects what went wrong into one error that has words and no number.
         number = error.errno or next((known for known in remedies if os.strerror(known) in str(error)), None)
         if number is None or number not in remedies:
@@ -72,7 +103,7 @@ def require_writable(folder: Path) -> None:
     Raises:
         WorkspaceError: it cannot.
     """
-    with workspace_errors(folder):
+    with workspace_errors(folder, creating=True):
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".writable.")
         os.close(handle)
@@ -85,7 +116,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         WorkspaceError: the folder is read-only, full or not ours.
     """
-    with workspace_errors(path):
+    with workspace_errors(path, creating=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -146,6 +177,14 @@ def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
     return digest.hexdigest()
 
 
+def discard(path: Path) -> None:
+    """Remove whatever lies at ``path``, if anything: a folder with all it holds, but of a link only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replaced_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of ``target`` when the block ends well; else nothing changes.
@@ -163,8 +202,7 @@ def replaced_folder(target: Path) -> Iterator[Path]:
         stack.callback(os.close, parent)
         fcntl.flock(parent, fcntl.LOCK_EX)
         for leftover in (partial, old):
-            if leftover.exists():
-                shutil.rmtree(leftover)
+            discard(leftover)
         partial.mkdir(parents=True)
         try:
             yield partial
@@ -187,13 +225,27 @@ class Store:
         return self.root / sha256[:2] / sha256
 
     def has(self, sha256: str) -> bool:
-        """Say whether a file of that digest is here. Its bytes are checked when it is used, not here."""
-        return self.path(sha256).is_file()
+        """Say whether a file of that digest is here. Its bytes are checked when it is used, not here.
+
+        Raises:
+            WorkspaceError: a folder lies where the file belongs, or the path is longer than the system takes.
+        """
+        stored = self.path(sha256)
+        with workspace_errors(stored):
+            if stored.is_dir():
+                raise WorkspaceError(
+                    "a folder lies where a stored file belongs", remedy="remove it, then run again", where=str(stored)
+                )
+            return stored.is_file()
 
     def intact(self, sha256: str) -> bool:
-        """Say whether the file is here with the right bytes. A damaged one is dropped, so that it is fetched anew."""
+        """Say whether the file is here with the right bytes. A damaged one is dropped, so that it is fetched anew.
+
+        Raises:
+            WorkspaceError: as :meth:`has`.
+        """
         stored = self.path(sha256)
-        if not stored.is_file():
+        if not self.has(sha256):
             return False
         if sha256_file(stored) == sha256:
             return True
@@ -215,6 +267,7 @@ class Store:
                 where=str(source),
             )
         target = self.path(sha256)
+        self.has(sha256)  # refuses a folder in its place
         with workspace_errors(self.root):
             target.parent.mkdir(parents=True, exist_ok=True)
             source.chmod(0o444)
@@ -282,13 +335,14 @@ class Fingerprint:
         """Return the fingerprint when ``path`` still has this digest, else None.
 
         Hashes only when size, times or inode moved, as they do when another build links the same stored file; the
-        returned one then has the new facts, so that the next look is cheap again.
+        returned one then has the new facts, so that the next look is cheap again. What cannot be read is not confirmed.
         """
-        if not path.exists():
+        try:
+            if _facts(path) == self.facts:
+                return self
+            now = Fingerprint.of(path)
+        except (OSError, ValueError, WorkspaceError):
             return None
-        if _facts(path) == self.facts:
-            return self
-        now = Fingerprint.of(path)
         return replace(now, path=self.path) if now.sha256 == self.sha256 else None
 
 

@@ -21,6 +21,7 @@ from cufallback.errors import CommandError, ToolchainError
 from cufallback.process import Runner
 from cufallback.recipe import GitSource, Recipe
 from cufallback.source.gitrepo import MINIMUM_GIT
+from cufallback.store import workspace_errors
 
 # vLLM's CMake asks for GCC 11.3 (docs of the 0.27 and 0.28 source distributions); of uv 0.9.17 and 0.9.26 only the
 # second takes --exclude-newer-package NAME=false (both tried).
@@ -153,8 +154,9 @@ def probe_machine(recipe: Recipe, work: Path) -> tuple[Need, ...]:
     if platform.system() != "Linux" or platform.machine() != wanted:
         found = f"{platform.system()} {platform.machine()}"
         needs.append(Need("platform", f"Linux {wanted}", found, "missing", f"build on a Linux {wanted} machine"))
-    existing = next(folder for folder in (work, *work.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free / 2**30
+    with workspace_errors(work):
+        existing = next(folder for folder in (work, *work.parents) if folder.exists())
+        free = shutil.disk_usage(existing).free / 2**30
     needs.append(_amount("free disk", recipe.builder.minimum_disk_gib, free, f"free space below {existing}, or --work"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     needs.append(_amount("memory", recipe.builder.minimum_memory_gib, memory, "use a machine with more memory"))

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from cufallback.store import (
     Fingerprint,
     Store,
     canonical_json,
+    discard,
+    require_writable,
     sha256_bytes,
     sha256_file,
     tree_digest,
@@ -145,6 +147,68 @@ def test_faults_of_the_workspace_keep_their_text_and_place(number: int) -> None:
         raise OSError(number, "whatever", "/the/file")
     assert caught.value.reason == os.strerror(number)
     assert caught.value.where == "/the/file"
+
+
+def a_long_name(folder: Path) -> Path:
+    return folder / ("x" * 5000)
+
+
+def a_long_path(folder: Path) -> Path:
+    return folder.joinpath(*["xx"] * 1700)
+
+
+def a_circle(folder: Path) -> Path:
+    (folder / "circle").symlink_to("circle")
+    return folder / "circle" / "x"
+
+
+def a_proc_folder(_folder: Path) -> Path:
+    return Path("/proc/self")
+
+
+def below_a_proc_folder(_folder: Path) -> Path:
+    return Path("/proc/self/x/y")
+
+
+@pytest.mark.parametrize("place", [a_long_name, a_long_path, a_circle, a_proc_folder, below_a_proc_folder])
+@pytest.mark.parametrize("use", [require_writable, lambda path: write_atomic(path / "file", b"")])
+def test_a_folder_in_which_nothing_can_be_made_is_one_clear_error(
+    tmp_path: Path, place: Callable[[Path], Path], use: Callable[[Path], None]
+) -> None:
+    with pytest.raises(WorkspaceError) as caught:
+        use(place(tmp_path))
+    assert "--work, --dist" in caught.value.remedy
+
+
+def test_a_missing_file_is_no_fault_of_the_workspace_where_files_are_read(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), workspace_errors(tmp_path):
+        (tmp_path / "gone").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
+def test_what_is_no_regular_file_is_not_hashed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = Path(kind)
+    with pytest.raises(WorkspaceError, match="no regular file") as caught:
+        sha256_file(path)
+    assert caught.value.where == str(path)
+
+
+def test_discarding_never_follows_a_link(tmp_path: Path) -> None:
+    make_tree(tmp_path / "kept")
+    (tmp_path / "link").symlink_to("kept")
+    make_tree(tmp_path / "folder")
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "folder", "file", "pipe", "gone"):
+        discard(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept/a/b/file").is_file()
 
 
 def test_other_faults_pass_unchanged() -> None:
@@ -345,6 +409,43 @@ def test_a_damaged_stored_file_is_found_dropped_and_named(tmp_path: Path) -> Non
     assert not (tmp_path / "x").exists()
     with pytest.raises(IntegrityError, match="missing"):
         store.place(sha(b"data"), tmp_path / "x")
+
+
+def test_a_folder_in_place_of_a_stored_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (tmp_path / "new").write_bytes(b"data")
+    stored = store.path(sha(b"data"))
+    (stored / "within").mkdir(parents=True)
+    for use in (
+        lambda: store.has(sha(b"data")),
+        lambda: store.intact(sha(b"data")),
+        lambda: store.add(tmp_path / "new", sha256=sha(b"data")),
+        lambda: store.place(sha(b"data"), tmp_path / "x"),
+    ):
+        with pytest.raises(WorkspaceError, match="a folder lies where a stored file belongs") as caught:
+            use()
+        assert caught.value.where == str(stored)
+        assert "remove it" in caught.value.remedy
+    assert (tmp_path / "new").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "circle"])
+def test_what_is_no_file_in_place_of_a_stored_file_is_replaced(tmp_path: Path, kind: str) -> None:
+    store = Store(tmp_path / "store")
+    (tmp_path / "new").write_bytes(b"data")
+    stored = store.path(sha(b"data"))
+    stored.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(stored)
+    else:
+        stored.symlink_to(stored.name)
+    assert not store.intact(sha(b"data"))
+    assert store.add(tmp_path / "new", sha256=sha(b"data")).read_bytes() == b"data"
+
+
+def test_a_store_whose_path_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match="too long"):
+        Store(a_long_name(tmp_path)).has(sha(b""))
 
 
 @as_root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tempfile
 import time
@@ -43,10 +44,29 @@ def test_what_is_no_wheel_is_an_error(tmp_path: Path, name: str, data: bytes | N
     assert caught.value.remedy
 
 
-def test_a_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / NAME).mkdir()
+@pytest.mark.parametrize("kind", ["folder", "pipe", "/dev/zero", "circle", "nowhere"])
+def test_what_is_no_regular_file_is_an_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / NAME
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if kind == "circle" else kind)
     with pytest.raises(PayloadError, match="cannot be read"):
-        inspect_wheel(tmp_path / NAME)
+        inspect_wheel(path)
+
+
+def test_more_native_files_than_any_wheel_has_are_an_error(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path, {f"sample/_{index}.so": b"none" for index in range(2001)})
+    with pytest.raises(PayloadError, match="2001 native files"):
+        inspect_wheel(path)
+
+
+def test_metadata_larger_than_any_wheels_are_an_error(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path, requires=("sample",) * 60_000)
+    with pytest.raises(PayloadError, match="METADATA cannot be read: it claims"):
+        inspect_wheel(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.99])

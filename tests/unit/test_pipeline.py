@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ from cufallback.errors import BuildError, BusyError, WorkspaceError
 from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Stage
 from cufallback.process import RecordingRunner
 from cufallback.progress import Silent
+from cufallback.store import canonical_json, discard, sha256_bytes
 
 
 class Kitchen:
@@ -120,11 +122,132 @@ def test_a_damaged_output_is_redone_and_later_stages_stand(
     assert cook() == ["second"], "its bytes came out as before, so nothing after it changed"
 
 
-@pytest.mark.parametrize("damage", ["{", '{"stage": 1}', ""])
-def test_a_damaged_state_file_counts_as_unfinished(cook: Callable[..., list[str]], tmp_path: Path, damage: str) -> None:
+def _changed(**fields: Any) -> Callable[[dict[str, Any]], bytes]:
+    """Return how to write a state with some fields changed and a digest that fits: only types and keys tell."""
+
+    def text(state: dict[str, Any]) -> bytes:
+        rest = {name: value for name, value in (state | fields).items() if name != "sha256" and value is not ...}
+        return canonical_json({**rest, "sha256": sha256_bytes(canonical_json(rest))})
+
+    return text
+
+
+STATES: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "cut off": lambda state: canonical_json(state)[:-20],
+    "empty": lambda _state: b"",
+    "no object": lambda _state: b"[]",
+    "no text": lambda _state: b"\xff",
+    "deep": lambda _state: b"[" * 100_000,
+    "deep result": lambda _state: b'{"result":' * 100_000,
+    "edited result": lambda state: canonical_json({**state, "result": {}}),
+    "edited time": lambda state: canonical_json({**state, "started": 1.0}),
+    "no digest": lambda state: canonical_json({name: value for name, value in state.items() if name != "sha256"}),
+    "digest no text": lambda state: canonical_json({**state, "sha256": 3}),
+    "no output": _changed(outputs=[]),
+    "outputs no list": _changed(outputs={}),
+    "path no text": _changed(outputs=[{"path": 3, "sha256": "", "facts": ""}]),
+    "path with a zero byte": _changed(outputs=[{"path": "\0", "sha256": "", "facts": ""}]),
+    "path too long": _changed(outputs=[{"path": "x" * 5000, "sha256": "", "facts": ""}]),
+    "output of other keys": _changed(outputs=[{"path": "half"}]),
+    "output no object": _changed(outputs=["half"]),
+    "time no number": _changed(started="x"),
+    "time a truth value": _changed(finished=True),
+    "result no object": _changed(result=[]),
+    "inputs no texts": _changed(inputs={"plan": 1}),
+    "stage no text": _changed(stage=None),
+    "a key too many": _changed(more=1),
+    "a key too few": _changed(started=...),
+}
+
+
+@pytest.mark.parametrize("damage", STATES.values(), ids=STATES)
+def test_a_state_file_that_is_not_as_written_counts_as_unfinished(
+    cook: Callable[..., list[str]], tmp_path: Path, damage: Callable[[dict[str, Any]], bytes]
+) -> None:
     cook()
-    (tmp_path / "work" / "work" / ("a" * 16) / "first" / STATE_FILE).write_text(damage)
+    path = tmp_path / "work" / "work" / ("a" * 16) / "first" / STATE_FILE
+    path.write_bytes(damage(json.loads(path.read_bytes())))
     assert cook() == ["first"]
+    assert cook() == []
+
+
+def test_a_state_file_that_is_whole_is_taken_as_it_is(cook: Callable[..., list[str]], tmp_path: Path) -> None:
+    cook()
+    path = tmp_path / "work" / "work" / ("a" * 16) / "first" / STATE_FILE
+    path.write_bytes(_changed()(json.loads(path.read_bytes())))
+    assert cook() == []
+
+
+def _as_pipe(path: Path) -> None:
+    discard(path)
+    os.mkfifo(path)
+
+
+def _as_folder(path: Path) -> None:
+    discard(path)
+    (path / "within").mkdir(parents=True)
+
+
+def _as_file(path: Path) -> None:
+    discard(path)
+    path.write_text("in the way")
+
+
+def _as_link(path: Path) -> None:
+    """Move what is there elsewhere and leave a link to it, so that everything looks right through the link."""
+    elsewhere = next(folder for folder in path.parents if folder.name == "work").parents[1] / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def _as_circle(path: Path) -> None:
+    discard(path)
+    path.symlink_to(path.name)
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted([path, *path.rglob("*")]) if path.exists() else []
+
+
+REPLACED = [_as_pipe, _as_folder, _as_file, _as_link, _as_circle]
+
+
+@pytest.mark.parametrize("replace", REPLACED)
+@pytest.mark.parametrize("what", [STATE_FILE, "half", "."])
+def test_what_takes_the_place_of_a_stages_files_is_removed_and_the_stage_redone(
+    cook: Callable[..., list[str]], tmp_path: Path, what: str, replace: Callable[[Path], None]
+) -> None:
+    cook()
+    replace(tmp_path / "work" / "work" / ("a" * 16) / "first" / what)
+    before = files_of(tmp_path / "elsewhere")
+    if what == "half" and replace is _as_link:
+        return  # an output may be a link: its bytes are what counts
+    assert cook() == ["first"]
+    assert files_of(tmp_path / "elsewhere") == before, "nothing is removed through a link"
+    assert not (tmp_path / "work" / "work" / ("a" * 16) / "first").is_symlink()
+
+
+@pytest.mark.parametrize("replace", REPLACED)
+def test_a_lock_that_is_no_file_is_one_clear_error(
+    cook: Callable[..., list[str]], tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
+    cook()
+    lock = tmp_path / "work" / "work" / ("a" * 16) / "lock"
+    replace(lock)
+    if replace is _as_file:
+        assert cook() == []
+        return
+    with pytest.raises(WorkspaceError, match="the lock is no regular file") as raised:
+        cook()
+    assert raised.value.where == str(lock)
+
+
+def test_the_lock_names_only_its_last_holder(cook: Callable[..., list[str]], tmp_path: Path) -> None:
+    (tmp_path / "work" / "work" / ("a" * 16)).mkdir(parents=True)
+    lock = tmp_path / "work" / "work" / ("a" * 16) / "lock"
+    lock.write_bytes(b"\xff" * 100)
+    cook()
+    assert lock.read_text() == f"process {os.getpid()}"
 
 
 def test_a_touched_but_equal_output_is_not_redone_and_hashed_only_once(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -248,3 +250,80 @@ def test_a_fault_deep_in_the_tree_is_not_passed_over(tree: Path) -> None:
     with pytest.raises(HarvestError) as caught:
         harvest(tree)
     assert caught.value.where == "csrc/CMakeLists.txt:2"
+
+
+BUILD_FILES = ["CMakeLists.txt", "cmake/a.cmake", "rust/Cargo.lock", "rust/Cargo.toml", "docker/Dockerfile"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "circle", "dangling", "folder", "device", "large"])
+@pytest.mark.parametrize("name", BUILD_FILES)
+def test_a_build_file_that_cannot_be_read_whole_is_never_left_out(tree: Path, name: str, kind: str) -> None:
+    if name == "CMakeLists.txt":
+        name = "csrc/CMakeLists.txt"
+    path = tree / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.write_text("#\n" * 600_000)
+    else:
+        path.symlink_to({"circle": path.name, "dangling": "nowhere", "device": "/dev/zero"}[kind])
+    with pytest.raises(HarvestError) as caught:
+        harvest(tree)
+    assert caught.value.where == name
+
+
+@pytest.mark.parametrize("long", ["x" * 5000, "x/" * 2500])
+def test_a_path_that_no_system_takes(tmp_path: Path, long: str) -> None:
+    with pytest.raises(HarvestError, match="too long"):
+        harvest(tmp_path / long)
+
+
+FETCH = "FetchContent_Declare(x GIT_REPOSITORY h GIT_TAG ${a})\n"
+HOSTILE = {
+    "cmake/a.cmake": [
+        "if(A)\n" * 20_000 + FETCH + "endif()\n" * 20_000,
+        "if(A)\n" + "elseif(B)\n" * 20_000 + FETCH + "endif()\n",
+        'set(a "xxxxxxxx")\n' + ('set(a "' + "${a}" * 8 + '")\n') * 12 + FETCH,
+        "".join(f"if(A{n})\nset(a ${{b{n}}})\nset(b{n} 1)\nendif()\n" for n in range(20)) + FETCH,
+    ],
+    "rust/Cargo.lock": ["a = " + "[" * 100_000, "a = " + "{a=" * 100_000],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
+def test_a_hostile_build_file_is_one_clear_error_and_soon(tree: Path, name: str, text: str) -> None:
+    (tree / name).parent.mkdir(exist_ok=True)
+    (tree / name).write_text(text)
+    started = time.monotonic()
+    with pytest.raises(HarvestError) as caught:
+        harvest(tree)
+    assert (caught.value.where or "").startswith(name)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RUN git clone a\\\n" * 60_000,
+        "RUN git clone a\n" * 30_000,
+        "RUN a &&\\\n" * 60_000,
+        "\n" * 900_000,
+        "RUN curl " + "${" * 100_000,
+        "RUN curl '" + "x" * 900_000 + "'",
+        "".join(f"ARG A{n}={f'$A{n + 1}' * 8}\n" for n in range(20)) + "ARG A20=x\nRUN curl https://h/$A0\n",
+    ],
+    ids=["continued", "clones", "commands", "blank", "open", "word", "doubling"],
+)
+def test_a_hostile_script_takes_no_long_time(text: str) -> None:
+    started = time.monotonic()
+    harvest_downloads("docker/Dockerfile", text)
+    assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("text", ["x = " + "(" * 50_000, "x = '\0'", "x = f'{a" + ".b" * 50_000 + "}'"])
+def test_python_that_is_hostile_lists_every_url(text: str) -> None:
+    assert len(harvest_downloads("tools/x.py", f"y = 'https://h/x.whl'\n{text}\n")) <= 1

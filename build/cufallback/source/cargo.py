@@ -28,6 +28,8 @@ def harvest_cargo_lock(file: str, data: bytes) -> list[Harvested]:
     try:
         text = data.decode("utf-8")
         packages = tomllib.loads(text).get("package", [])
+    except RecursionError as error:
+        raise HarvestError("cannot be read: its values are nested too deep", remedy=_REMEDY, where=file) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         line = re.search(r"at line (\d+)", str(error))
         where = f"{file}:{line[1]}" if line else file
@@ -62,9 +64,12 @@ def require_locked_cargo(manifests: Iterable[tuple[str, str]], locks: Iterable[s
 
 
 def _git_row(file: str, text: str, source: str) -> Harvested:
-    parts = urlsplit(source.removeprefix("git+"))
-    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     line = _line(text, source)
+    try:
+        parts = urlsplit(source.removeprefix("git+"))
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    except ValueError as error:
+        raise HarvestError(f"a Git source that is no URL ({error})", remedy=_REMEDY, where=f"{file}:{line}") from error
     if not re.fullmatch(r"[0-9a-f]{40}", parts.fragment):
         raise HarvestError(f"a Git source without a full commit id: {source}", remedy=_REMEDY, where=f"{file}:{line}")
     url = f"{parts.scheme}://{parts.netloc}{parts.path}"

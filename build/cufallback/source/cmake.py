@@ -42,6 +42,8 @@ _KEYWORD_LIST = """
 _KEYWORDS = frozenset(_KEYWORD_LIST.split())
 _DECIDING = ("GIT_REPOSITORY", "GIT_TAG", "GIT_SUBMODULES", "URL", "URL_HASH")
 _OTHER_DOWNLOADS = ("SVN_REPOSITORY", "HG_REPOSITORY", "CVS_REPOSITORY", "DOWNLOAD_COMMAND")
+# Real files come to a handful of combinations of values; each if that changes another variable doubles them.
+_MAXIMUM_WORLDS = 500
 # Commands that write into a variable named as a plain argument: after them its value is not known here.
 _COMPUTING_LIST = """
     string list math file get_filename_component cmake_path execute_process foreach unset option separate_arguments
@@ -83,16 +85,11 @@ def harvest_cmake(texts: Iterable[tuple[str, str]]) -> list[Harvested]:
         HarvestError: a file cannot be read, or a fetch in it cannot be understood, with file and line.
     """
     rows = [row for file, text in texts for row in _File(file, text).rows()]
-    by_name: dict[str, list[_Row]] = {}
+    by_name: dict[str, dict[Harvested, _Row]] = {}
     for row in rows:
-        variants = by_name.setdefault(row.harvested.name, [])
-        if not any(_same_request(row.harvested, other.harvested) for other in variants):
-            variants.append(row)
-    return [harvested for variants in by_name.values() for harvested in _told_apart(variants)]
-
-
-def _same_request(one: Harvested, other: Harvested) -> bool:
-    return replace(one, file=other.file, line=other.line, override=other.override) == other
+        request = replace(row.harvested, file="", line=0, override=None)
+        by_name.setdefault(row.harvested.name, {}).setdefault(request, row)
+    return [harvested for variants in by_name.values() for harvested in _told_apart(list(variants.values()))]
 
 
 def _told_apart(variants: list[_Row]) -> list[Harvested]:
@@ -147,18 +144,16 @@ class _File:
                 wanted |= {name for text in texts for name in lang.references(text)}
             elif _is_download(command):
                 wanted |= {name for text in command.words for name in lang.references(text)}
-        assignments = [command for command in self.commands if command.name == "set" and command.words]
-        while True:
-            more = {
-                name
-                for command in assignments
-                if command.words[0] in wanted
-                for text in command.words[1:]
-                for name in lang.references(text)
-            }
-            if more <= wanted:
-                return wanted
+        used: dict[str, set[str]] = {}
+        for command in self.commands:
+            if command.name == "set" and command.words:
+                used.setdefault(command.words[0], set()).update(*map(lang.references, command.words[1:]))
+        pending = list(wanted)
+        while pending:
+            more = used.get(pending.pop(), set()) - wanted
             wanted |= more
+            pending += more
+        return wanted
 
     def _environment_variables(self) -> dict[str, str]:
         """Return variable → environment variable for ``set(X $ENV{Y})``."""
@@ -198,7 +193,10 @@ class _File:
                 if not _contradicts(negated, world.conditions):
                     ends.append(replace(world, conditions=(*world.conditions, negated)))
             after += _upstreams_own(choice, ends) or [world]
-        return _merged(after)
+        worlds = _merged(after)
+        if len(worlds) > _MAXIMUM_WORLDS:
+            raise self._error(choice.line, f"branches combine to more than {_MAXIMUM_WORLDS} sets of values")
+        return worlds
 
     def _assign(self, command: Command, world: _World) -> _World:
         name, *words = command.words

@@ -88,6 +88,7 @@ def parse_commands(text: str, *, file: str) -> list[Command]:
     position = 0
     name = ""
     started = depth = 0
+    line, counted = 1, 0
     arguments: list[Argument] = []
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -106,7 +107,8 @@ def parse_commands(text: str, *, file: str) -> list[Command]:
         elif match["paren"] is not None:
             depth += 1 if match["paren"] == "(" else -1
             if depth == 0:
-                commands.append(Command(name.lower(), tuple(arguments), _line(text, started)))
+                line, counted = line + text.count("\n", counted, started), started
+                commands.append(Command(name.lower(), tuple(arguments), line))
                 name = ""
             else:
                 arguments.append(Argument(match["paren"]))
@@ -135,6 +137,10 @@ def nest(commands: list[Command], *, file: str) -> list[Command | Choice]:
             choice = Choice(command.line, [Branch(_condition(command))])
             bodies[-1].append(choice)
             choices.append(choice)
+            if len(choices) > _MAXIMUM_DEPTH:
+                raise HarvestError(
+                    f"more than {_MAXIMUM_DEPTH} ifs within each other", remedy=_REMEDY, where=f"{file}:{command.line}"
+                )
             bodies.append(choice.branches[0].body)
         elif command.name in ("else", "elseif", "endif"):
             if not choices:
@@ -143,6 +149,10 @@ def nest(commands: list[Command], *, file: str) -> list[Command | Choice]:
             if command.name == "endif":
                 choices.pop()
                 continue
+            if len(choices[-1].branches) == _MAXIMUM_BRANCHES:
+                raise HarvestError(
+                    f"more than {_MAXIMUM_BRANCHES} branches of one if", remedy=_REMEDY, where=f"{file}:{command.line}"
+                )
             branch = Branch(_condition(command) if command.name == "elseif" else "")
             choices[-1].branches.append(branch)
             bodies.append(branch.body)
@@ -164,14 +174,21 @@ def environment_references(text: str) -> set[str]:
 
 
 def substitute(text: str, values: dict[str, str]) -> str:
-    """Replace each ``${NAME}`` whose value is known; others stay as they are."""
+    """Replace each ``${NAME}`` whose value is known; others stay as they are, and all where the result is too long."""
 
     def value(match: re.Match[str]) -> str:
         return match[0] if match["env"] else values.get(match["name"], match[0])
 
+    if sum(len(value(match)) for match in _REFERENCE.finditer(text)) > _MAXIMUM_VALUE:
+        # Only a hostile file doubles a value again and again. A fetch that needs it is then an error, as any unknown.
+        return text
     return _REFERENCE.sub(value, text)
 
 
+# Real files have some ten levels and branches, and values of less than a kilobyte.
+_MAXIMUM_DEPTH = 50
+_MAXIMUM_BRANCHES = 200
+_MAXIMUM_VALUE = 16 << 10
 _REMEDY = "the file is no valid CMake, or this reader is too simple for it: report it with the file"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -67,7 +67,8 @@ def _shell(file: str, text: str) -> Iterator[Harvested]:
         elif program == "ADD":
             yield from _add(file, command, values)
         elif command.words[:2] == ("git", "clone"):
-            yield from _clone(file, command, values, arguments, commands[position + 1 :])
+            following = (commands[index] for index in range(position + 1, len(commands)))
+            yield from _clone(file, command, values, arguments, following)
         elif program in functions:
             urls = [word for word in command.words[1:] if _URL.fullmatch(shelltext.expand(word, values))]
             refs = [ref for word in command.words[1:] if _HEX.fullmatch(ref := shelltext.expand(word, values))]
@@ -121,7 +122,7 @@ def _add(file: str, command: ShellCommand, values: dict[str, str]) -> Iterator[H
 
 
 def _clone(
-    file: str, command: ShellCommand, values: dict[str, str], arguments: set[str], following: Sequence[ShellCommand]
+    file: str, command: ShellCommand, values: dict[str, str], arguments: set[str], following: Iterable[ShellCommand]
 ) -> Iterator[Harvested]:
     words = command.words[2:]
     urls = list(_fetched(words, _CLONE_VALUES, values, arguments))
@@ -147,14 +148,16 @@ def _clone(
 
 def _python(file: str, text: str) -> Iterator[Harvested]:
     try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        # Written for a newer Python than this one: every URL in it is listed rather than none.
+        yield from list(_parsed_python(file, ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Written for a newer Python than this one, or no Python: every URL in it is listed rather than none.
         for number, line in enumerate(text.splitlines(), start=1):
             for match in _URL.finditer(line.split("#", 1)[0]):
                 url = match[0].rstrip("\"'),;")
                 yield Harvested(f"{file}:{_title(url, {})}", "download", url, "", (), None, file, number)
-        return
+
+
+def _parsed_python(file: str, tree: ast.Module) -> Iterator[Harvested]:
     assigned: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and (value := _literal(node.value, {})) is not None:

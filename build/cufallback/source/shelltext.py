@@ -10,12 +10,20 @@ _ASSIGNMENT = re.compile(
     r"""(?:^|[\s;&(])(?P<name>[A-Za-z_]\w*)=(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|(?:\$\{[^\s]*\}|[^\s;&|)"'])*)""",
     re.MULTILINE,
 )
-_ENV_PAIR = re.compile(r"^\s*ENV\s+(?P<name>[A-Za-z_]\w*)\s+(?P<value>[^=\s].*)$", re.MULTILINE | re.IGNORECASE)
+_ENV_PAIR = re.compile(r"^[ \t]*ENV[ \t]+(?P<name>[A-Za-z_]\w*)\s+(?P<value>[^=\s].*)$", re.MULTILINE | re.IGNORECASE)
 _ARGUMENT = re.compile(r"\$(?:\{?[0-9@*#])")
 _PREFIX_LIST = "run onbuild if then else elif do while until ! time sudo env exec command {"
 _PREFIXES = frozenset(_PREFIX_LIST.split())
 _OPERATORS = re.compile(r"[;&|()]+")
 _MAX_DEPTH = 10
+# Real expansions take some ten references of some tens of characters; a hostile one doubles at each level.
+_MAX_REFERENCES = 100
+_MAX_REFERENCE_LENGTH = 1000
+_MAX_EXPANSION = 16 << 10
+# Longer ones are split by blanks: the exact way would take a time that grows with the square of a word's length.
+_MAX_EXACT_LINE = 64 << 10
+# What finding the line of every command in a file may cost; real files take less than a hundredth.
+_MAX_LOOKING = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,16 @@ class ShellCommand:
 def read_commands(text: str) -> list[ShellCommand]:
     """Return the simple commands of a shell script or Dockerfile: prefixes such as RUN, sudo and if are left out."""
     commands = []
+    lines = text.splitlines()
+    budget = _MAX_LOOKING
     for start, logical in _logical_lines(text):
-        for words in _split(logical):
-            while words and (words[0].lower() in _PREFIXES or _is_prefix(words[0])):
-                words = words[1:]
-            if words:
-                commands.append(ShellCommand(tuple(words), _locate(text, start, words)))
+        for words in _split(logical) if logical.strip() else ():
+            first = 0
+            while first < len(words) and (words[first].lower() in _PREFIXES or _is_prefix(words[first])):
+                first += 1
+            if first < len(words):
+                line, budget = _locate(lines, start, words[first:], budget)
+                commands.append(ShellCommand(tuple(words[first:]), line))
     return commands
 
 
@@ -70,27 +82,35 @@ def parameters(text: str) -> set[str]:
 
 def functions(text: str) -> set[str]:
     """Return the names of the functions that a shell script defines."""
-    return set(re.findall(r"^\s*(?:function\s+)?([\w-]+)\s*\(\s*\)", text, re.MULTILINE))
+    return set(re.findall(r"^[ \t]*(?:function[ \t]+)?([\w-]+)[ \t]*\([ \t]*\)", text, re.MULTILINE))
 
 
-def expand(text: str, values: dict[str, str], depth: int = 0) -> str:
-    """Replace ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` where the value is known; the rest stays as written."""
-    if depth > _MAX_DEPTH:
-        return text
-    out = []
-    position = 0
-    while (start := text.find("$", position)) >= 0:
-        out.append(text[position:start])
-        name, default, end = _reference(text, start)
-        if name in values:
-            others = {key: value for key, value in values.items() if key != name}
-            out.append(expand(values[name], others, depth + 1))
-        elif default is not None:
-            out.append(expand(default.strip("\"'"), values, depth + 1))
-        else:
-            out.append(text[start:end])
-        position = end
-    return "".join(out) + text[position:]
+def expand(text: str, values: dict[str, str]) -> str:
+    """Replace ``$NAME``, ``${NAME}`` and ``${NAME:-default}`` where the value is known; the rest stays as written.
+
+    So does the whole text when the result would be longer, or of more parts, than any real one.
+    """
+    left = _MAX_REFERENCES
+
+    def inner(text: str, hidden: frozenset[str]) -> str:
+        nonlocal left
+        out = []
+        position = 0
+        while (start := text.find("$", position)) >= 0 and left > 0:
+            left -= 1
+            out.append(text[position:start])
+            name, default, end = _reference(text, start)
+            if name in values and name not in hidden and len(hidden) < _MAX_DEPTH:
+                out.append(inner(values[name], hidden | {name}))
+            elif default is not None:
+                out.append(inner(default.strip("\"'"), hidden))
+            else:
+                out.append(text[start:end])
+            position = end
+        return "".join(out) + text[position:]
+
+    expanded = inner(text, frozenset())
+    return expanded if left > 0 and len(expanded) <= max(_MAX_EXPANSION, len(text)) else text
 
 
 def unfold(text: str, values: dict[str, str]) -> str:
@@ -113,7 +133,7 @@ def _reference(text: str, start: int) -> tuple[str, str | None, int]:
     if not text.startswith("${", start):
         return "", None, start + 1
     depth = 0
-    for end in range(start + 1, len(text)):
+    for end in range(start + 1, min(len(text), start + _MAX_REFERENCE_LENGTH)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
             inner = re.fullmatch(r"([A-Za-z_]\w*)(?::?-(.*))?", text[start + 2 : end], re.DOTALL)
@@ -141,6 +161,8 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
 
 
 def _split(line: str) -> list[list[str]]:
+    if len(line) > _MAX_EXACT_LINE:
+        return _split_roughly(line)
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -152,24 +174,31 @@ def _split(line: str) -> list[list[str]]:
             else:
                 commands[-1].append(word)
     except ValueError:
-        # A string that goes on in the next line: words by blanks are good enough to see a URL in it.
-        commands = [re.sub(r"[\"']", "", part).split() for part in re.split(r"&&|\|\||[;|()]", line)]
+        # A string that goes on in the next line.
+        return _split_roughly(line)
     return commands
+
+
+def _split_roughly(line: str) -> list[list[str]]:
+    """Split by operators and blanks, whatever is quoted: good enough to see a URL."""
+    return [re.sub(r"[\"']", "", part).split() for part in re.split(r"&&|\|\||[;|()]", line)]
 
 
 def _is_prefix(word: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*=.*|--mount=.*|--network=.*|--security=.*", word, re.DOTALL) is not None
 
 
-def _locate(text: str, start: int, words: list[str]) -> int:
-    """Return the physical line, within the logical line that begins at ``start``, that has most of the words."""
-    lines = text.splitlines()
+def _locate(lines: list[str], start: int, words: list[str], budget: int) -> tuple[int, int]:
+    """Return the physical line, within the logical line from ``start``, that has most words; and the budget left."""
     best, most = start, 0
     for number in range(start, len(lines) + 1):
         line = lines[number - 1]
+        budget -= len(words) * (len(line) + 50)
+        if budget < 0:
+            break
         count = sum(word in line for word in words)
         if count > most and words[0] in line:
             best, most = number, count
         if not line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
             break
-    return best
+    return best, budget

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from cufallback.errors import PayloadError, WorkspaceError
+from cufallback.store import open_regular
 from cufallback.wheel.elf import is_elf
 from cufallback.wheel.fatbin import is_fatbin
 
@@ -30,7 +31,9 @@ _CHUNK = 4 * _MIB
 # The largest real native file known is below 2 GiB; real device code deflates 5 to 1, zeros 1000 to 1.
 _MAXIMUM_MEMBER = 8 << 30
 _MAXIMUM_TOTAL = 32 << 30
-_MAXIMUM_TEXT = 16 * _MIB
+# vLLM's METADATA has some 20 kB, and its wheel some twenty native files.
+_MAXIMUM_TEXT = 1 * _MIB
+_MAXIMUM_NATIVES = 2000
 _SUSPICIOUS_SIZE = 64 * _MIB
 _SUSPICIOUS_RATIO = 200
 
@@ -61,10 +64,11 @@ class Payload:
             PayloadError: no such file, or not a zip archive.
         """
         try:
-            self._file = self.path.open("rb")
-        except OSError as error:
+            self._file = open_regular(self.path)
+        except (OSError, WorkspaceError) as error:
+            why = error.strerror if isinstance(error, OSError) else error.reason
             raise PayloadError(
-                f"cannot be read: {error.strerror}", remedy="give the path of a .whl file", where=str(self.path)
+                f"cannot be read: {why}", remedy="give the path of a .whl file", where=str(self.path)
             ) from error
         try:
             with zipfile.ZipFile(self._file) as archive:
@@ -138,11 +142,17 @@ class Payload:
         return is_elf(head) or is_fatbin(head)
 
     def check_sizes(self, infos: tuple[zipfile.ZipInfo, ...]) -> None:
-        """Refuse a wheel whose native members claim more than any real wheel holds.
+        """Refuse a wheel whose native members are more, or claim more, than any real wheel holds.
 
         Raises:
-            PayloadError: they claim too much together.
+            PayloadError: they are too many, or claim too much together.
         """
+        if len(infos) > _MAXIMUM_NATIVES:
+            raise PayloadError(
+                f"it has {len(infos)} native files, more than {_MAXIMUM_NATIVES}",
+                remedy="do not install it; no real wheel has so many",
+                where=str(self.path),
+            )
         total = sum(info.file_size for info in infos)
         if total > _MAXIMUM_TOTAL:
             raise PayloadError(
