@@ -7,6 +7,7 @@ import fcntl
 import functools
 import os
 import shutil
+import signal
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ import pytest
 from cufallback.store import sha256_file
 
 pytest_plugins = ["tests.services.plugin"]
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and every child inherits that: tests of Ctrl-C
+# would then test nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Computed from the files on the package index, November 2026.
 SDISTS = {
