@@ -454,7 +454,7 @@ def _in_words(error: Exception) -> str:
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
-        return f"the server answered with status {error.response.status_code}"
+        return f"status {error.response.status_code}"
     causes = list(_causes(error))
     for kind, words in (
         (requests.exceptions.ProxyError, "the proxy could not be used"),

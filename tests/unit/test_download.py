@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,8 @@ import pytest
 from tests.unit.index_server import FakeIndex, digest, make_wheel, serving
 
 from cufallback import download
-from cufallback.download import Fetched, Wanted, default_index, fetch, find_mirrors
-from cufallback.errors import DownloadError, IntegrityError, WorkspaceError
+from cufallback.download import Fetched, Wanted, default_index, fetch, find_mirrors, without_default_index
+from cufallback.errors import DownloadError, IntegrityError, ToolchainError, WorkspaceError
 from cufallback.progress import Advance, Silent
 from cufallback.store import Store, sha256_bytes
 
@@ -132,14 +133,14 @@ def test_wrong_bytes_are_kept_aside_and_fetched_anew_next_time(index: FakeIndex,
 def test_what_the_index_does_not_have(index: FakeIndex, store: Store, wanted: Wanted, reason: str) -> None:
     with pytest.raises(DownloadError, match=reason) as caught:
         get(store, wanted)
-    assert caught.value.where == index.url
+    assert caught.value.where == "the default index"
     assert index.downloads == []
 
 
 def test_unreachable_index(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(FakeIndex()) as gone:
         monkeypatch.setenv("UV_DEFAULT_INDEX", gone.url)
-    with pytest.raises(DownloadError, match="could not be asked for pebble"):
+    with pytest.raises(DownloadError, match="could not be asked for pebble: connection refused"):
         get(store)
 
 
@@ -153,7 +154,7 @@ def test_passing_failure_is_tried_again(index: FakeIndex, store: Store, what: st
 @pytest.mark.parametrize(("status", "tries"), [(500, 4), (403, 1), (404, 1)])
 def test_lasting_failure_of_a_file(index: FakeIndex, store: Store, status: int, tries: int) -> None:
     index.file_statuses = [status] * 9
-    with pytest.raises(DownloadError, match=f"{NAME} could not be downloaded: {status}"):
+    with pytest.raises(DownloadError, match=f"{NAME} could not be downloaded: status {status}"):
         get(store)
     assert len(index.downloads) == tries
 
@@ -161,7 +162,7 @@ def test_lasting_failure_of_a_file(index: FakeIndex, store: Store, status: int, 
 @pytest.mark.parametrize(("status", "tries"), [(500, 4), (401, 1)])
 def test_lasting_failure_of_a_page(index: FakeIndex, store: Store, status: int, tries: int) -> None:
     index.page_statuses = [status] * 9
-    with pytest.raises(DownloadError, match=f"could not be asked for pebble: {status}"):
+    with pytest.raises(DownloadError, match=f"could not be asked for pebble: status {status}"):
         get(store)
     assert len(index.pages) == tries
 
@@ -244,14 +245,18 @@ def test_index_without_digests_is_asked_by_name_and_its_bytes_are_checked(index:
     assert content(store, get(store)[0]) == DATA
 
 
-@pytest.mark.parametrize("fault", ["page", "file", "hash", "missing", "unreachable"])
-def test_credentials_of_the_index_are_in_no_message(
-    index: FakeIndex, store: Store, monkeypatch: pytest.MonkeyPatch, fault: str
+SECRET = "pa55" * 100  # long enough that a message cut to its first characters ends inside it
+
+
+@pytest.mark.parametrize("fault", ["page", "file", "hash", "missing", "unreachable", "unknown name"])
+@pytest.mark.parametrize("place", ["user", "query"])
+def test_secrets_of_the_index_are_in_no_message(
+    index: FakeIndex, store: Store, monkeypatch: pytest.MonkeyPatch, fault: str, place: str
 ) -> None:
-    secret = "pa55" * 100  # long enough that a message cut to its first characters ends inside it
-    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("http://", f"http://me:{secret}@"))
-    if fault == "unreachable":
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://me:{secret}@127.0.0.1:9/simple/")
+    server = index.url.removeprefix("http://").partition("/")[0]
+    server = {"unreachable": "127.0.0.1:9", "unknown name": "no-such-host.invalid"}.get(fault, server)
+    url = f"http://me:{SECRET}@{server}/simple/" if place == "user" else f"http://{server}/simple/?{SECRET}/"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", url)
     index.page_statuses = [403] if fault == "page" else []
     index.file_statuses = [403] if fault == "file" else []
     index.swapped = {NAME: b"x"} if fault == "hash" else {}
@@ -259,6 +264,80 @@ def test_credentials_of_the_index_are_in_no_message(
     with pytest.raises((DownloadError, IntegrityError)) as caught:
         get(store, wanted)
     assert "pa55" not in str(caught.value)
+    assert server not in str(caught.value)
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:9", "no-such-host.invalid"])
+def test_a_token_in_the_path_of_the_index_is_in_no_message(
+    store: Store, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{server}/pa55/simple")
+    with pytest.raises(DownloadError, match=r"refused|not known") as caught:
+        get(store)
+    assert "pa55" not in str(caught.value)
+    assert caught.value.where == "the default index"
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://h:99999/",
+        "https://h:abc/pa55",
+        "https://[::1/pa55",
+        "https://me:a/pa55@127.0.0.1:9/simple",
+        "me:pa55@host/simple",
+        "host/pa55/simple",
+        "ftp://host/pa55",
+        "https:///pa55",
+        "https://a..b/pa55",
+        f"https://{'l' * 64}.example/pa55",
+        "https://host/pa55\nsimple",
+    ],
+)
+def test_a_malformed_index_setting_is_named_and_not_shown(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, url: str
+) -> None:
+    monkeypatch.setenv(name, url)
+    with pytest.raises(ToolchainError) as caught:
+        get(store)
+    assert caught.value.where == name
+    assert "pa55" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "https://me:pa55@h.example:8/t0ken/simple",
+        "https://me:pa55@h.example:8/t0ken/simple/torch/",
+        "https://me:****@h.example:8/t0ken/simple/torch/",
+        "https://h.example:8/t0ken/simple/torch/",
+        "HTTPS://H.example:8/t0ken/simple",
+    ],
+)
+def test_what_other_programs_say_of_the_index_is_replaced(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:pa55@h.example:8/t0ken/simple/")
+    shown = without_default_index(f"error: `{said}` failed")
+    assert shown.startswith("error: `the default index")
+    assert not {"pa55", "t0ken", "example"} & set(re.split(r"\W", shown))
+
+
+def test_certificates_that_are_not_there_are_named(
+    index: FakeIndex, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such/bundle.pem")
+    with pytest.raises(ToolchainError, match="no such certificates") as caught:
+        get(store)
+    assert caught.value.where == "REQUESTS_CA_BUNDLE"
+
+
+@pytest.mark.parametrize("entry", ["~nouser/x", "a" * 5000, "file://[x", "x\udc80", "/dev/null", "/proc/1/root/x"])
+def test_find_links_that_are_no_folder_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str
+) -> None:
+    monkeypatch.setattr(download.os, "pathsep", ";")
+    monkeypatch.setenv("CUFALLBACK_FIND_LINKS", f"{entry};{tmp_path}")
+    assert find_mirrors() == (tmp_path,)
 
 
 def test_failure_of_one_file_stops_the_others_at_once_and_keeps_their_parts(index: FakeIndex, store: Store) -> None:

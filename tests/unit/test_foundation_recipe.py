@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cufallback.errors import RecipeError
@@ -388,3 +391,103 @@ def test_every_key_and_table_of_the_schema_has_a_description(schema: dict[str, A
 
 def test_recipe_files_are_those_of_this_checkout() -> None:
     assert sorted(recipe_files().values()) == RECIPES
+
+
+# Files and values made to break the reader
+
+
+def test_what_is_no_ordinary_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "device.toml").symlink_to("/dev/zero")
+    (tmp_path / "large.toml").write_bytes(b"#" * ((1 << 20) + 1))
+    for name in ("pipe", "folder", "device", "large", "x" * 5000, "nul\0"):
+        with pytest.raises(RecipeError):
+            parse_recipe(tmp_path / f"{name}.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = " + "9" * 5000, "out of range"),
+        ("a = 0x" + "f" * 5000, "64 bits"),
+        ("a = [[9223372036854775808]]", "64 bits"),
+        ("\ufeff" + REHEARSAL, "byte-order mark"),
+        ("a = 1\ra = 2", "not valid TOML"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_short_error(tmp_path: Path, text: str, said: str) -> None:
+    error = refused(tmp_path, text)
+    assert said in error.reason
+    assert len(str(error)) < 1000
+    assert ("byte-order mark" in error.remedy) == text.startswith("\ufeff")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("schema = 1", "schema = true", "schema"),
+        ("pattern = \"'g6e448d0ea'\"", "pattern = 'a{99999999999999999999}'", "source.contract[1].pattern"),
+        ("pattern = \"'g6e448d0ea'\"", f"pattern = '{'(' * 3000}{')' * 3000}'", "source.contract[1].pattern"),
+        ('file = "vllm/_version.py"', 'file = "vllm/\\u0000"', "source.contract[1].file"),
+        ('file = "vllm/_version.py"', 'file = "vllm/\\u001b[2J"', "source.contract[1].file"),
+        (r"replacement = '\g<indent>", r"replacement = '\g<other>", "source.rewrite[0].replacement"),
+        (r"replacement = '\g<indent>", r"replacement = '\9", "source.rewrite[0].replacement"),
+        (r"replacement = '\g<indent>", r"replacement = '\z", "source.rewrite[0].replacement"),
+        ('toolkit = "12.9.1"', 'toolkit = "12.9.77"', "cuda.toolkit"),
+        ('toolkit = "12.9.1"', 'toolkit = "\u0661\u0662.9.1"', "cuda.toolkit"),
+        ('architectures = ["9.0a", "10.0a", "10.3a"]', 'architectures = ["9.9a"]', "cuda.architectures"),
+        ('package = "vllm"', 'package = "../vllm"', "source.package"),
+        ('version = "0.27.1"', 'version = "newest"', "source.version"),
+        ('name = "*"', 'name = ""', "source.unused[0].name"),
+        ('url = "https://download', 'url = "https://me:s3cr3t@download', "deps.index[0].url"),
+        ('url = "https://download.pytorch.org', 'url = "https://h:s3cr3t', "deps.index[0].url"),
+        ("schema = 1\n", 'schema = 1\n"k\\u001b[2J" = 1\n', r"'k\\x1b[2J'"),
+    ],
+)
+def test_a_value_that_would_break_a_later_stage_is_refused(tmp_path: Path, old: str, new: str, key: str) -> None:
+    text, line = changed(REHEARSAL, old, new)
+    error = refused(tmp_path, text)
+    line += new.startswith("schema = 1\n")
+    assert f":{line}: {key}: " in error.reason
+    assert "s3cr3t" not in str(error)
+    assert "\x1b" not in str(error)
+    assert len(str(error)) < 1000
+
+
+def test_a_thousand_faults_are_not_all_listed(tmp_path: Path) -> None:
+    error = refused(tmp_path, "".join(f"k{number} = 1\n" for number in range(1000)))
+    assert error.reason.count("\n") < 30
+    assert "more" in error.reason
+
+
+# Statements, and on which of their lines, from 0, the key stands
+PARTS = [
+    ('{} = 1 # """\n', 0),
+    ("{} = \"a ''' b\"\n", 0),
+    ('{} = \'a """ b # c\'\n', 0),
+    ('{} = """\n[no]\nx = 1\\"""\n"""\n', 0),
+    ("{} = '''\n[[no]]\n''''\n", 0),
+    ('# [no] = """\n{} = [\n  "]", # ]\n  {{ x = 1 }},\n]\n', 1),
+    ("\n  {} . sub = 2000-01-01\n", 1),
+    ('{} = "\\\\" # \'\n', 0),
+]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "[{}]", "[[{}]]", '["{}"]', "[ {} . 'in ner' ]"]), st.sampled_from(PARTS)))
+)
+def test_every_key_of_any_file_is_found(parts: list[tuple[str, tuple[str, int]]]) -> None:
+    text = ""
+    expected: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    for number, (header, (statement, offset)) in enumerate(parts):
+        if header:
+            table = (f"t{number}", *((0,) if "[[" in header else ("in ner",) if "ner" in header else ()))
+            text += header.format(f"t{number}") + "\n"
+            expected[table] = text.count("\n")
+        expected[(*table, f"k{number}")] = text.count("\n") + 1 + offset
+        text += statement.format(f"k{number}")
+    tomllib.loads(text)
+    assert {place: line_of(text, place) for place in expected} == expected

@@ -9,6 +9,7 @@ import pytest
 from cufallback.errors import ContractError
 from cufallback.recipe import Contract
 from cufallback.source.contract import ContractResult, check_contracts, require_contracts
+from cufallback.source.matching import MatchFailure, match_lines
 
 WHY = "without it the build starts and then dies"
 
@@ -58,3 +59,15 @@ def test_every_broken_contract_is_listed_with_its_reason(tree: Path) -> None:
     assert "f.py: the pattern matches on line 2, 4" in caught.value.reason
     assert "gone: there is no such file" in caught.value.reason
     assert caught.value.reason.count(WHY) == 2
+
+
+def test_a_pattern_without_end_is_given_up() -> None:
+    with pytest.raises(MatchFailure, match=r"still being matched after 0\.5 s"):
+        match_lines("(a+)+$", "a" * 60 + "b", limit=0.5)
+
+
+def test_many_matches_are_not_all_listed(tree: Path) -> None:
+    (tree / "f.py").write_text("x\n" * 8000)
+    assert check(tree, "^x", "absent").finding == (
+        "the pattern matches on line 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 7990 more"
+    )

@@ -235,6 +235,11 @@ asked_by = "a.cmake:1"
 
 BAD: dict[str, tuple[str, str, str]] = {
     "no TOML": ("ref =", "ref", "not valid TOML"),
+    "nested": ("schema = 1", f"x = {'[' * 5000}", "nested too deeply"),
+    "long number": ("1786406400", "9" * 5000, "out of range"),
+    "long hexadecimal number": ("schema = 1", f"schema = 0x{'f' * 5000}", "64 bits"),
+    "schema true": ("schema = 1", "schema = true", "schema is True"),
+    "byte-order mark": (GOOD, "\ufeff" + GOOD, "byte-order mark"),
     "other schema": ("schema = 1", "schema = 2", "schema is 2"),
     "other recipe": ('recipe = "r"', 'recipe = "q"', "lock of recipe 'q', not of 'r'"),
     "short tree digest": (SHA, SHA[1:], "tree_sha256 is no full sha256"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cufallback.errors import IntegrityError, SourceError, WorkspaceError
 from cufallback.recipe import SdistSource
 from cufallback.source.checkout import Checkout, extract_sdist
+from cufallback.source.fetch import require_named
 from cufallback.store import sha256_file
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -320,3 +321,26 @@ def snapshot(root: Path, *, without: Path) -> dict[str, tuple[int, int]]:
         for path in root.rglob("*")
         if not path.is_relative_to(without)
     }
+
+
+@pytest.mark.parametrize(
+    ("header", "fits"),
+    [
+        ("Name: P\nVersion: 1.0\n", True),
+        ("Name: q\nVersion: 1\n", False),
+        ("Name: p\nVersion: 2\n", False),
+        ("Name: p\n", False),
+        ("Name: p\nVersion: \x1b[2J\n", False),
+        (None, False),
+    ],
+)
+def test_a_source_distribution_must_be_the_one_it_is_called(tmp_path: Path, header: str | None, fits: bool) -> None:
+    wanted = SdistSource(kind="sdist", package="p", version="1", sha256="0" * 64, why="it is only a test")
+    if header is not None:
+        (tmp_path / "PKG-INFO").write_text(header)
+    if fits:
+        require_named(tmp_path, wanted)
+        return
+    with pytest.raises(SourceError) as caught:
+        require_named(tmp_path, wanted)
+    assert "\x1b" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,3 +134,15 @@ def test_behind_a_proxy_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     (need,) = probe_network({"the default index": "https://index.invalid/simple"})
     assert (need.state, need.found) == ("not checked", "a proxy is set")
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:9", "s3cr3t.invalid", "s3cr3t..x", f"{'s3cr3t' * 20}.example", "h:abc"])
+def test_an_index_that_cannot_be_reached_is_called_by_its_name_alone(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    (need,) = probe_network({"the default index": f"https://me:s3cr3t@{place}/s3cr3t/simple"})
+    assert (need.what, need.state) == ("network: the default index", "missing")
+    assert "the default index" in need.remedy
+    assert not re.search("s3cr3t|127", f"{need.found} {need.remedy}")
