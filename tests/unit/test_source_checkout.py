@@ -85,6 +85,11 @@ def source(url: str, ref: str, commit: str, **more: object) -> GitSource:
     return GitSource.model_validate({"kind": "git", "url": url, "ref": ref, "commit": commit, "why": WHY, **more})
 
 
+def source_with_secret(url: str) -> GitSource:
+    """A source that no recipe file can give, since recipes refuse secrets: what lies below must not rely on that."""
+    return source("https://host.invalid/x.git", "main", UNKNOWN).model_copy(update={"url": url})
+
+
 def checkout(upstream: Upstream, ref: str, commit: str, target: Path, ancestors: tuple[str, ...] = ()) -> Checkout:
     named = tuple(Ancestor(commit=ancestor, why=WHY) for ancestor in ancestors)
     return checkout_git(source(upstream.url, ref, commit, ancestor=named), target=target, progress=Silent())
@@ -307,7 +312,7 @@ SECRET = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"
 )
 def test_an_unreachable_repository_tells_no_secret(tmp_path: Path, url: str, hint: str) -> None:
     with pytest.raises(SourceError, match="cannot be fetched from") as caught:
-        checkout_git(source(url, "main", UNKNOWN), target=tmp_path / "t", progress=Silent())
+        checkout_git(source_with_secret(url), target=tmp_path / "t", progress=Silent())
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert hint in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
@@ -321,10 +326,9 @@ def test_the_token_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.Mon
     fake.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {real} "$@"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    secret = source_with_secret(f"https://{SECRET}@127.0.0.1:9/x.git")
     with pytest.raises(SourceError):
-        checkout_git(
-            source(f"https://{SECRET}@127.0.0.1:9/x.git", "main", UNKNOWN), target=tmp_path / "t", progress=Silent()
-        )
+        checkout_git(secret, target=tmp_path / "t", progress=Silent())
     assert "ls-remote" in log.read_text()
     assert SECRET not in log.read_text()
 

@@ -243,7 +243,7 @@ def test_a_fixed_folder_that_is_not_ours_alone_is_refused(
 def test_a_lock_file_that_is_a_link_is_not_followed(fixed: Path, environment: Environment, tmp_path: Path) -> None:
     fixed.mkdir()
     (fixed / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(WorkspaceError, match="symbolic links"):
         open_room(NONE, tmp_path, environment).__enter__()
     assert not (tmp_path / "elsewhere").exists()
 
