@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -246,6 +245,7 @@ def test_the_published_vllm_wheel_is_no_cuda_12_9_wheel_and_each_reason_is_named
     assert any(reason.files == ("vllm._moe_C_stable_libtorch",) and "PTX for 8.0" in reason.why for reason in jit)
 
 
+@pytest.mark.timeout(60)
 def test_the_published_vllm_wheel_passes_as_the_cuda_13_wheel_it_is(vllm_wheel: Path) -> None:
     expectation = Expectation(
         toolkit="13.0.2",
@@ -253,11 +253,8 @@ def test_the_published_vllm_wheel_passes_as_the_cuda_13_wheel_it_is(vllm_wheel: 
         maximum_driver_branch=580,
         extensions=("vllm._C_stable_libtorch",),
     )
-    started = time.monotonic()
     found = inspect_wheel(vllm_wheel, expectation=expectation)
-    seconds = time.monotonic() - started
     assert [finding for finding in found.findings if finding.status == "failed"] == []
-    assert seconds < 60, "313 MB inflate to 660 MB: seconds, not minutes"
 
 
 @pytest.mark.parametrize(("project", "cuda"), [("nvidia-cuda-nvcc-cu12", "12.9"), ("nvidia-cuda-nvcc", "13.0")])

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,12 +180,11 @@ def test_a_gpu_older_than_the_ptx_can_run_nothing(probe: Probe) -> None:
     assert (report["status"], "no kernel image" in report["reason"]) == ("failed", True)
 
 
+@pytest.mark.timeout(60)
 def test_a_hang_ends_at_the_timeout(probe: Probe) -> None:
-    started = time.monotonic()
     report, _text = probe(FAKE_PTX="hang", timeout="2")
     assert report["gpus"][0]["ptx"]["why"] == "the process died: no answer within 2 s"
     assert report["gpus"][0]["sass"]["status"] == "passed"
-    assert time.monotonic() - started < 30
 
 
 def test_without_a_driver_it_says_which_library_is_missing(probe: Probe) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -255,13 +254,12 @@ def test_no_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         solve(operated("a"), recipe(), tmp_path)
 
 
+@pytest.mark.timeout(30)
 def test_resolution_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_uv(tmp_path / "bin", monkeypatch, '[ "$1" = --version ] && echo uv 0.13.0 && exit\nsleep 60')
     monkeypatch.setattr(compiling, "_LIMIT", 0.2)
-    started = time.monotonic()
     with pytest.raises(LockError, match=r"did not end within 0\.2 s"):
         solve(operated("a"), recipe(), tmp_path)
-    assert time.monotonic() - started < 10
 
 
 def test_generated_project_quotes_and_ties(start: Callable[..., FakeIndex], tmp_path: Path) -> None:

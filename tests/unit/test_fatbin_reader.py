@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -161,11 +160,10 @@ def test_damaged_device_code_is_refused_with_its_place(data: bytes, says: str) -
         read(data)
 
 
+@pytest.mark.timeout(30)
 def test_a_claim_of_endless_entries_ends() -> None:
-    started = time.monotonic()
     with pytest.raises(FatbinError, match="more than 200000 entries"):
         read(container(*[entry(payload=b"")] * 200_001))
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(

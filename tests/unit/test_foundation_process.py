@@ -126,10 +126,8 @@ def test_bytes_that_are_not_utf8_are_no_fault() -> None:
 @pytest.mark.timeout(60, method="thread")  # a child that is not ended can only be seen from outside
 def test_running_out_of_time_ends_the_program_and_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    started = time.monotonic()
     with pytest.raises(CommandError, match=r"did not end within 0\.5 s"):
         runner.run(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], timeout=0.5)
-    assert time.monotonic() - started < 10
     wait_until_dead(int(pid.read_text()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -294,17 +293,17 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HOSTILE.items() for text in texts])
 def test_a_hostile_build_file_is_one_clear_error_and_soon(tree: Path, name: str, text: str) -> None:
     (tree / name).parent.mkdir(exist_ok=True)
     (tree / name).write_text(text)
-    started = time.monotonic()
     with pytest.raises(HarvestError) as caught:
         harvest(tree)
     assert (caught.value.where or "").startswith(name)
-    assert time.monotonic() - started < 10
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "text",
     [
@@ -319,9 +318,7 @@ def test_a_hostile_build_file_is_one_clear_error_and_soon(tree: Path, name: str,
     ids=["continued", "clones", "commands", "blank", "open", "word", "doubling"],
 )
 def test_a_hostile_script_takes_no_long_time(text: str) -> None:
-    started = time.monotonic()
     harvest_downloads("docker/Dockerfile", text)
-    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("text", ["x = " + "(" * 50_000, "x = '\0'", "x = f'{a" + ".b" * 50_000 + "}'"])
