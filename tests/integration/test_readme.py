@@ -49,7 +49,7 @@ RUN_HERE = {
     "probe/bin/python -m cuda_probe",
     "probe/bin/python -m cuda_probe --json",
     "cp -r dist/rehearsal/BUILD-ID runtime",
-    "cp -rL .cufallback/work/BUILD-ID/prefetch/wheelhouse/runtime runtime/wheelhouse",
+    "cp -rL .cufallback/*/BUILD-ID/prefetch/wheelhouse/runtime runtime/wheelhouse",
     "uv venv --python 3.11 runtime/env",
     "uv pip install --python runtime/env --offline --no-index -r runtime/pylock.toml",
     ".venv/bin/pip install .",
@@ -275,7 +275,7 @@ def test_the_runtime_installs_from_pylock(build: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(CHECKOUT / name)
     for command in (
         "cp -r dist/rehearsal/BUILD-ID runtime",
-        "cp -rL .cufallback/work/BUILD-ID/prefetch/wheelhouse/runtime runtime/wheelhouse",
+        "cp -rL .cufallback/*/BUILD-ID/prefetch/wheelhouse/runtime runtime/wheelhouse",
         "uv venv --python 3.11 runtime/env",
         "uv pip install --python runtime/env --offline --no-index -r runtime/pylock.toml",
     ):

@@ -14,8 +14,25 @@ ALL_SUBMODULES = ("*",)
 _FULL_ID = re.compile(r"[0-9a-f]{40}")
 
 
+class Labelled:
+    """What a row of the harvest and its entry in the lock have in common: how they are told apart."""
+
+    name: str
+    when: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies the row in a lock."""
+        return (self.name, self.when)
+
+    @property
+    def label(self) -> str:
+        """Name and condition, for a reader and for the globs of ``[[source.unused]]``."""
+        return f"{self.name} when {self.when}" if self.when else self.name
+
+
 @dataclass(frozen=True)
-class Harvested:
+class Harvested(Labelled):
     """A source that the tree asks for.
 
     Args:
@@ -56,16 +73,6 @@ class Harvested:
     def mutable(self) -> bool:
         """Whether the same request may fetch other bytes tomorrow: no full commit id, or no hash for a download."""
         return self.commit is None if self.kind in GIT_KINDS else self.sha256 is None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What identifies the row in a lock."""
-        return (self.name, self.when)
-
-    @property
-    def label(self) -> str:
-        """Name and condition, for a reader and for the globs of ``[[source.unused]]``."""
-        return f"{self.name} when {self.when}" if self.when else self.name
 
     @property
     def asked_by(self) -> str:

@@ -15,7 +15,7 @@ from cufallback.errors import HarvestError, LockError, SourceError
 from cufallback.progress import Progress
 from cufallback.recipe import Unused
 from cufallback.source.gitrepo import Repository
-from cufallback.source.harvested import GIT_KINDS, Harvested
+from cufallback.source.harvested import GIT_KINDS, Harvested, Labelled
 from cufallback.source.tree import Checkout
 from cufallback.store import EARLIEST_EPOCH
 from cufallback.tomlplace import key_path, line_of, parse_toml, printable
@@ -33,7 +33,7 @@ _PIN = {"commit": re.compile(r"[0-9a-f]{40}"), "sha256": re.compile(r"[0-9a-f]{6
 
 
 @dataclass(frozen=True)
-class LockedSource:
+class LockedSource(Labelled):
     """One entry: what was asked for and the pin; see :class:`cufallback.source.harvested.Harvested`."""
 
     name: str
@@ -45,16 +45,6 @@ class LockedSource:
     submodules: tuple[str, ...]
     when: str
     asked_by: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What identifies the entry."""
-        return (self.name, self.when)
-
-    @property
-    def label(self) -> str:
-        """Name and condition, for a reader."""
-        return f"{self.name} when {self.when}" if self.when else self.name
 
     @property
     def pinned(self) -> bool:
