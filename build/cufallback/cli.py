@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cufallback",
         description="Build, prove and keep a CUDA fallback of a vLLM release.",
-        epilog="Exit codes: 0 done; 2 usage; 10-25 an error with its remedy; 40-42 a finding; 130, 143 stopped.",
+        epilog="Exit codes: 0 done; 2 usage; 10-30 an error with its remedy; 40-42 a finding; 130, 143 stopped.",
     )
     parser.add_argument("--version", action="version", version=f"cufallback {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -38,6 +38,11 @@ class ExitCode(IntEnum):
     WORKSPACE = 23, "the work or output folder cannot be written (read-only, full, not ours)"
     BUSY = 24, "another cufallback process is building the same thing"
     COMMAND = 25, "an external command failed"
+    IMAGE = 26, "an image could not be built or is not what the plan says"
+    REGISTRY = 27, "a registry could not be reached, refused, or answered wrongly"
+    TAG = 28, "a tag points to something else already and was left alone"
+    KEY = 29, "a signing or verification key cannot be used"
+    ATTESTATION = 30, "an SBOM, a provenance or a signature is malformed or speaks of something else"
 
     LOCK_DRIFT = 40, "finding: the committed locks differ from a fresh resolution"
     INSPECTION_FAILED = 41, "finding: an inspected wheel is not what the recipe or the toolkit ceiling demands"
@@ -139,6 +144,26 @@ class WorkspaceError(CufallbackError, exit_code=ExitCode.WORKSPACE):
 
 class BusyError(CufallbackError, exit_code=ExitCode.BUSY):
     """Another process holds the lock of the same build."""
+
+
+class ImageError(CufallbackError, exit_code=ExitCode.IMAGE):
+    """An image could not be built, or it is not what the plan says."""
+
+
+class RegistryError(CufallbackError, exit_code=ExitCode.REGISTRY):
+    """A registry could not be reached, refused, or answered wrongly."""
+
+
+class TagError(CufallbackError, exit_code=ExitCode.TAG):
+    """A tag points to something else, and nobody asked to move it."""
+
+
+class KeyFileError(CufallbackError, exit_code=ExitCode.KEY):
+    """A key file is missing, readable by others, of another kind, or its password is wrong."""
+
+
+class AttestationError(CufallbackError, exit_code=ExitCode.ATTESTATION):
+    """An SBOM, a provenance or a signed envelope is malformed or speaks of something else."""
 
 
 class InspectionError(CufallbackError, exit_code=ExitCode.INSPECTION_FAILED):

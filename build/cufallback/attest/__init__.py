@@ -1,0 +1,1 @@
+"""Attestations: SBOM, provenance, signatures."""

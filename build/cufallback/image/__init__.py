@@ -1,0 +1,1 @@
+"""Container images: the engine, OCI layouts, registries."""
