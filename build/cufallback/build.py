@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from cufallback.download import Wanted, default_index, find_mirrors
-from cufallback.errors import LockError, ToolchainError, UsageError
+from cufallback.errors import CufallbackError, ImageError, LockError, ToolchainError, UsageError
+from cufallback.image.bases import Replacement, fetch_bases, parse_replacements, resolve_bases
+from cufallback.image.build import check_definition
+from cufallback.image.engine import Engine, NoEngine, find_engine
+from cufallback.image.registry import Registry
+from cufallback.image.tools import ImageTools, image_hindrance
 from cufallback.inputs import parse_locks, read_inputs
-from cufallback.pipeline import Pipeline, Ran, fetches_nothing
+from cufallback.pipeline import STATE_FILE, Pipeline, Ran, Setting, StageState, fetches_nothing
 from cufallback.plan import BuildPlan
 from cufallback.process import LocalRunner, Runner
 from cufallback.progress import Progress
@@ -23,11 +29,13 @@ from cufallback.toolchain import Need, probe_machine, probe_network, probe_toolc
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan, what it needs of this machine, and the first lock that was refused."""
+    """A plan, what it needs of this machine, the first lock that was refused, and what its image can be made with."""
 
     plan: BuildPlan
     needs: tuple[Need, ...]
     refused: LockError | None
+    engine: Engine | NoEngine
+    replaced: tuple[Replacement, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plan and needs as a JSON object."""
@@ -49,6 +57,7 @@ class Built:
     build_id: str
     folder: Path | None
     ran: tuple[Ran, ...]
+    image: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -57,6 +66,7 @@ class Built:
             "recipe": self.recipe,
             "build_id": self.build_id,
             "folder": str(self.folder) if self.folder else None,
+            "image": self.image,
             "stages": [asdict(stage) for stage in self.ran],
         }
 
@@ -69,35 +79,68 @@ class Built:
             lines.append(f"done      {', '.join(done)}")
         if skipped:
             lines.append(f"skipped   {', '.join(skipped)} (unchanged)")
+        if self.image:
+            lines.append(f"image     {self.image}")
         if self.folder:
             lines.append(f"record    {self.folder / 'record.json'}")
             lines.append(f"check it  {program} verify {self.folder}")
         return "\n".join(lines)
 
 
-def prepare(name: str | None, *, work: Path, runner: Runner | None = None) -> Prepared:
+def prepare(
+    name: str | None, *, work: Path, runner: Runner | None = None, replaced_bases: Sequence[str] = ()
+) -> Prepared:
     """Load recipe and locks, probe this machine, make the plan. Starts nothing but version queries.
+
+    Args:
+        name: recipe name, path of a recipe file, or None for the default recipe.
+        work: the work folder, for its disk and for what is there already.
+        runner: starts the version queries.
+        replaced_bases: values of ``--base``.
 
     Raises:
         RecipeError: the recipe is missing or invalid.
+        ImageError: its Dockerfile takes something that nothing pins, or a replaced base is damaged.
+        UsageError: a ``--base`` is not of its form.
     """
     from cufallback.stages import STAGES, plan_steps
 
     runner = runner or LocalRunner()
     path = find_recipe(name)
     recipe = parse_recipe(path)
-    inputs = read_inputs(path)
+    inputs = read_inputs(path, recipe)
     locks, refused = parse_locks(recipe, inputs, lock_folder(path))
+    replaced = parse_replacements(replaced_bases, recipe)
+    bases = resolve_bases(recipe, locks.images, replaced)
     toolchain, needs = probe_toolchain(recipe, runner)
+    engine = find_engine(runner) if recipe.image else NoEngine("the recipe has no [image]", "")
     probe = tree_digest(probe_folder(), ignore=PYTHON_CACHES)
-    plan = BuildPlan(recipe, inputs, locks, toolchain, probe, plan_steps(recipe, locks))
+    plan = BuildPlan(recipe, inputs, locks, toolchain, probe, plan_steps(recipe, locks, bases), bases)
+    check_definition(plan)
     lock_needs = tuple(
         Need(f"lock {file}", "present and intact", error.reason, "missing", error.remedy) for file, error in refused
     )
     fetched = plan.complete and fetches_nothing(plan, STAGES[0], work)
     network = () if fetched else probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
-    all_needs = (*needs, *probe_machine(recipe, work), *network, *lock_needs)
-    return Prepared(plan, all_needs, refused[0][1] if refused else None)
+    all_needs = (*needs, *probe_machine(recipe, work), *_image_needs(plan, engine), *network, *lock_needs)
+    return Prepared(plan, all_needs, refused[0][1] if refused else None, engine, replaced)
+
+
+def _image_needs(plan: BuildPlan, engine: Engine | NoEngine) -> Iterator[Need]:
+    """What the image needs; without it the wheels are built all the same."""
+    if plan.recipe.image is None:
+        return
+    wanted = f"Docker Engine {MINIMUM_ENGINE} or newer with buildx"
+    if isinstance(engine, NoEngine):
+        yield Need("image engine", wanted, f"no image will be built: {engine.why}", "degraded", engine.remedy)
+    else:
+        yield Need("image engine", wanted, f"{engine.engine}, buildx {engine.buildx}", "ok")
+    for base in plan.bases:
+        found, state = f"{base.origin}: {base.digest}", "ok"
+        if base.digest is None:
+            found, state = "no image will be built: not locked", "degraded"
+        remedy = "" if base.digest else "run `nox -s lock -- --images`, or give --base"
+        yield Need(f"base image {base.name}", base.reference, found, state, remedy)
 
 
 def build(
@@ -109,6 +152,9 @@ def build(
     clock: Callable[[], float],
     until: str | None = None,
     wait: bool = True,
+    replaced_bases: Sequence[str] = (),
+    require_image: bool = False,
+    use_cache: bool = True,
 ) -> Built:
     """Build a recipe, resuming what an earlier run of the same build id left.
 
@@ -120,6 +166,9 @@ def build(
         clock: seconds since 1970.
         until: name of the last stage to run; None runs all.
         wait: wait for another process that builds the same id.
+        replaced_bases: values of ``--base``: base images in place of the locked ones.
+        require_image: fail where otherwise the image would be left out.
+        use_cache: let the image's builder take steps from its cache.
 
     Raises:
         CufallbackError: every failure, of the class that names its kind.
@@ -134,7 +183,7 @@ def build(
             "this machine's clock is before 1980, which neither wheels nor TLS can take",
             remedy="set the clock, then run again",
         )
-    prepared = prepare(name, work=work)
+    prepared = prepare(name, work=work, replaced_bases=replaced_bases)
     missing = [need for need in prepared.needs if need.state == "missing" and not need.what.startswith("lock ")]
     if prepared.refused is not None and all(need.what.startswith("network: ") for need in missing):
         # Without its locks nobody knows what a build has to fetch: the lock comes before the network.
@@ -151,20 +200,51 @@ def build(
     plan = prepared.plan
     for folder in (work, dist):
         require_writable(folder)
+    tools = _image_tools(prepared, work.resolve(), progress, use_cache=use_cache)
+    hindrance = image_hindrance(plan, tools)
+    if require_image and hindrance is not None:
+        raise ImageError(f"no image can be built here: {hindrance[0]}", remedy=hindrance[1] or "give it an [image]")
+    target = dist.resolve() / plan.recipe.name / plan.short_id
+    builder = builder_of(os.environ)
     pipeline = Pipeline(
         plan=plan,
         stages=STAGES,
         work=work.resolve(),
-        dist=dist.resolve() / plan.recipe.name / plan.short_id,
+        dist=target,
         mirrors=find_mirrors(),
         runner=LocalRunner(),
         progress=progress,
         clock=clock,
+        settings={
+            "image tools": Setting(tools, tools.key()),
+            "builder": Setting(builder, builder.id),
+            "dist": Setting(target, str(target)),
+        },
     )
     ran = pipeline.run(until=until, wait=wait)
     whole = ran[-1].stage == names[-1]
     folder = dist / plan.recipe.name / plan.short_id
-    return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran)
+    image = pipeline.states["image"].result["image"] if "image" in pipeline.states else None
+    return Built(
+        plan.recipe.name, plan.build_id, folder if whole else None, ran, image and image["manifest"]["digest"]
+    )
+
+
+def _image_tools(prepared: Prepared, work: Path, progress: Progress, *, use_cache: bool) -> ImageTools:
+    """Fetch the base images, and keep an image that was built earlier although its engine has gone."""
+    plan, engine = prepared.plan, prepared.engine
+    folders: dict[str, Path | CufallbackError] = {}
+    if isinstance(engine, NoEngine):
+        known = StageState.read(work / "work" / plan.short_id / "image" / STATE_FILE)
+        if known is not None and known.result.get("image"):
+            engine = Engine(**known.result["image"]["engine"])
+            progress.say(f"image: {prepared.engine.why}; the one that was built before is kept")
+    if isinstance(engine, Engine):
+        registry = Registry(LocalRunner(), log=work / "bases" / "registry.log")
+        folders = fetch_bases(
+            plan.bases, prepared.replaced, work=work, registry=registry, platform=plan.recipe.oci_platform
+        )
+    return ImageTools(engine, folders, use_cache=use_cache)
 
 
 def _servers(plan: BuildPlan, store: Store, mirrors: Sequence[Path]) -> dict[str, str]:

@@ -56,17 +56,30 @@ def _parser() -> argparse.ArgumentParser:
         work = Path(os.environ.get("CUFALLBACK_WORK", ".cufallback"))
         sub.add_argument("--work", metavar="DIR", type=Path, default=work, help=f"work folder (default: {work})")
 
-    build = add("build", _build, "build a recipe: sources, wheels, inspection, record")
+    def add_bases(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--base",
+            metavar="NAME=oci-layout:DIR@sha256:DIGEST",
+            action="append",
+            default=[],
+            help="an image on disk in place of the locked base image of that name",
+        )
+
+    build = add("build", _build, "build a recipe: sources, wheels, inspection, image, attestations, record")
     add_recipe(build)
     add_work(build)
     build.add_argument("--dist", metavar="DIR", type=Path, default=Path("dist"), help="output folder (default: dist)")
-    build.add_argument("--until", metavar="STAGE", help="stop after this stage: prefetch, wheels, inspect or record")
+    build.add_argument("--until", metavar="STAGE", help="stop after this stage: prefetch, wheels, inspect, image, attest or record")
+    add_bases(build)
+    build.add_argument("--require-image", action="store_true", help="fail where the image would be left out")
+    build.add_argument("--no-cache", action="store_true", help="build every step of the image anew")
     build.add_argument("--no-wait", action="store_true", help="fail when another process builds the same id")
     add_json(build)
 
     plan = add("plan", _plan, "show stages, pins and what this machine lacks; runs nothing")
     add_recipe(plan)
     add_work(plan)
+    add_bases(plan)
     add_json(plan)
 
     lock = add("lock", _lock, "resolve and write locks/<recipe>/, or check them for drift")
@@ -129,6 +142,9 @@ def _build(options: argparse.Namespace) -> int:
         dist=options.dist,
         until=options.until,
         wait=not options.no_wait,
+        replaced_bases=options.base,
+        require_image=options.require_image,
+        use_cache=not options.no_cache,
         progress=choose_progress(),
         clock=options.clock,
     )
@@ -143,7 +159,7 @@ def _plan(options: argparse.Namespace) -> int:
     from cufallback.build import prepare
     from cufallback.show import plan_text
 
-    prepared = prepare(options.recipe, work=options.work)
+    prepared = prepare(options.recipe, work=options.work, replaced_bases=options.base)
     if options.json:
         _print_json(prepared.to_json())
     else:

@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from cufallback.errors import LockError
-from cufallback.plan import LOCK_FILES, Locks
+from cufallback.plan import DEFINITION, IMAGE_LOCK, LOCK_FILES, Locks
 from cufallback.recipe import Recipe
-from cufallback.resources import lock_folder
+from cufallback.resources import definition_files, lock_folder
 
 T = TypeVar("T")
 
 
-def read_inputs(path: Path) -> dict[str, bytes]:
-    """Read the recipe and its locks once; a lock that is not there is left out."""
+def read_inputs(path: Path, recipe: Recipe) -> dict[str, bytes]:
+    """Read the recipe, its locks and the files of dockerfiles/ once; a lock that is not there is left out."""
     files = {path.name: path, **{name: lock_folder(path) / name for name in LOCK_FILES}}
+    if recipe.image is not None:
+        files[IMAGE_LOCK] = lock_folder(path) / IMAGE_LOCK
+        files |= {f"{DEFINITION}{name}": file for name, file in definition_files(path).items()}
     return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
 
 
 def parse_locks(recipe: Recipe, inputs: Mapping[str, bytes], folder: Path) -> tuple[Locks, list[tuple[str, LockError]]]:
-    """Return the locks, and name and fault of each that is missing or refused.
+    """Return the locks, and name and fault of each that is missing or refused; the images' may be missing.
 
     Args:
         recipe: what they must be made for.
@@ -29,6 +32,7 @@ def parse_locks(recipe: Recipe, inputs: Mapping[str, bytes], folder: Path) -> tu
         folder: where they lie, for messages.
     """
     from cufallback.deps.lockfile import parse_lock
+    from cufallback.image.lock import parse_image_lock
     from cufallback.source.lock import parse_source_lock
 
     refused: list[tuple[str, LockError]] = []
@@ -49,5 +53,8 @@ def parse_locks(recipe: Recipe, inputs: Mapping[str, bytes], folder: Path) -> tu
         source=attempt("source.lock.toml", lambda text, where: parse_source_lock(text, recipe.name, where=where)),
         build=attempt("build.txt", lambda text, where: parse_lock(text, recipe, "build", where=where)),
         runtime=attempt("runtime.txt", lambda text, where: parse_lock(text, recipe, "runtime", where=where)),
+        images=attempt(IMAGE_LOCK, lambda text, where: parse_image_lock(text, recipe.name, where=where))
+        if IMAGE_LOCK in inputs
+        else None,
     )
     return locks, refused

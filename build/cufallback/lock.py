@@ -64,7 +64,8 @@ def lock(name: str | None, *, work: Path, check: bool, opinion: bool, progress: 
         CufallbackError: every failure, of the class that names its kind. Nothing is written then.
     """
     path = find_recipe(name)
-    recipe, folder, inputs = parse_recipe(path), lock_folder(path), read_inputs(path)
+    recipe, folder = parse_recipe(path), lock_folder(path)
+    inputs = read_inputs(path, recipe)
     require_writable(work)
     room = work.resolve() / "lock" / recipe.name
     with workspace_errors(work), only_one(room, progress, wait=True):

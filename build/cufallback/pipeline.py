@@ -24,6 +24,7 @@ from cufallback.store import (
     Store,
     canonical_json,
     discard,
+    link_tree,
     open_regular,
     sha256_bytes,
     tree_digest,
@@ -108,8 +109,19 @@ def _is_state(data: dict[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """Something that a stage uses and that is no part of the plan; ``key`` is what a change of it is told by."""
+
+    value: Any
+    key: str
+
+
+@dataclass(frozen=True)
 class Context:
-    """What a stage may use: the plan, its own empty folder, the folders and results of earlier stages."""
+    """What a stage may use: the plan, its own empty folder, the folders and results of earlier stages.
+
+    ``settings`` holds what this run or this machine adds to the plan, by the names that :attr:`Stage.reads` uses.
+    """
 
     plan: BuildPlan
     root: Path
@@ -120,6 +132,7 @@ class Context:
     progress: Progress
     clock: Clock
     dist: Path
+    settings: Mapping[str, Setting]
     states: Mapping[str, StageState]
 
     def earlier(self, stage: str) -> Path:
@@ -143,15 +156,17 @@ class Outcome:
 class Stage:
     """One stage: a name, what it does in a few words, and the function that does it.
 
-    ``judges``: it reads more of the recipe than what affects bytes, such as contracts, bans and expectations, so a
-    change there means another run. ``publishes``: it writes the output folder, so another one means another run.
+    A change of what it reads means another run. ``of_image``: it reads the image's part of the plan too. ``judges``: it
+    reads more of the recipe than what affects bytes, such as contracts, bans and expectations. ``reads``: names of
+    settings.
     """
 
     name: str
     summary: str
     run: Callable[[Context], Outcome]
+    of_image: bool = False
     judges: bool = True
-    publishes: bool = False
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +190,7 @@ class Pipeline:
     runner: Runner
     progress: Progress
     clock: Clock
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     states: dict[str, StageState] = field(default_factory=dict)
 
     @property
@@ -200,7 +216,7 @@ class Pipeline:
 
     def _run(self, stage: Stage) -> Ran:
         folder, started = self.root / stage.name, self.clock()
-        inputs = _inputs(self.plan, stage, self.dist)
+        inputs = _inputs(self.plan, stage, self.settings)
         for name, state in self.states.items():
             inputs[name] = sha256_bytes(canonical_json([output.sha256 for output in state.outputs]))
         known = StageState.read(folder / STATE_FILE)
@@ -218,6 +234,9 @@ class Pipeline:
         if not folder.is_symlink() and folder.is_dir():
             discard(folder / STATE_FILE)
         discard(folder)
+        adopted = None if stage.reads else self._adopt(stage, inputs, folder)
+        if adopted is not None:
+            return adopted
         folder.mkdir(parents=True)
         context = Context(
             self.plan,
@@ -229,6 +248,7 @@ class Pipeline:
             self.progress,
             self.clock,
             self.dist,
+            self.settings,
             dict(self.states),
         )
         with _full_disk_named(self.work):
@@ -245,26 +265,47 @@ class Pipeline:
         self.progress.say(f"{stage.name}: done in {finished - started:.1f} s")
         return Ran(stage.name, "done", finished - started)
 
+    def _adopt(self, stage: Stage, inputs: Mapping[str, str], folder: Path) -> Ran | None:
+        """Take over what another build made of the very same inputs, as when only a base image differs."""
+        started = self.clock()
+        for other in sorted(self.root.parent.glob(f"*/{stage.name}/{STATE_FILE}")):
+            known = StageState.read(other)
+            if known is None or known.inputs != inputs or known.confirmed(other.parent) is None:
+                continue
+            try:
+                link_tree(other.parent, folder)
+            except (OSError, shutil.Error):  # the other build may be cleaning up just now
+                discard(folder)
+                continue
+            confirmed = known.confirmed(folder)
+            if confirmed is None:
+                discard(folder)
+                continue
+            write_json(folder / STATE_FILE, confirmed.to_json())
+            self.states[stage.name] = confirmed
+            self.progress.say(f"{stage.name}: taken over from build {other.parent.parent.name}, whose inputs are the same")
+            return Ran(stage.name, "skipped", self.clock() - started)
+        return None
+
 
 def fetches_nothing(plan: BuildPlan, first: Stage, work: Path) -> bool:
     """Say whether ``first``, the stage with network, has been done for this plan and its outputs are intact."""
     folder = _root(plan, work) / first.name
     known = StageState.read(folder / STATE_FILE)
-    return known is not None and known.inputs == _inputs(plan, first) and known.confirmed(folder) is not None
+    return known is not None and known.inputs == _inputs(plan, first, {}) and known.confirmed(folder) is not None
 
 
 def _root(plan: BuildPlan, work: Path) -> Path:
     return work / "work" / plan.short_id
 
 
-def _inputs(plan: BuildPlan, stage: Stage, dist: Path | None = None) -> dict[str, str]:
+def _inputs(plan: BuildPlan, stage: Stage, settings: Mapping[str, Setting]) -> dict[str, str]:
     """Return the digests of what ``stage`` reads besides the outputs of earlier stages."""
-    inputs = {"plan": plan.build_id, "code": code_digest()}
+    inputs = {"plan": plan.build_id if stage.of_image else plan.wheels_id, "code": code_digest()}
     if stage.judges:
-        inputs["recipe and locks"] = sha256_bytes(b"".join(plan.inputs[name] for name in sorted(plan.inputs)))
-    if stage.publishes:
-        inputs["dist"] = str(dist)
-    return inputs
+        names = [name for name in sorted(plan.inputs) if stage.of_image or name not in plan.image_inputs]
+        inputs["recipe and locks"] = sha256_bytes(b"".join(plan.inputs[name] for name in names))
+    return inputs | {name: settings[name].key for name in stage.reads}
 
 
 @cache

@@ -13,12 +13,17 @@ from cufallback.store import canonical_json, sha256_bytes
 
 if TYPE_CHECKING:
     from cufallback.deps.lockfile import Lock
+    from cufallback.image.bases import Base
+    from cufallback.image.lock import ImageLock
     from cufallback.recipe import Recipe
     from cufallback.source.lock import SourceLock
     from cufallback.toolchain import Toolchain
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOCK_FILES = ("source.lock.toml", "build.txt", "runtime.txt")
+IMAGE_LOCK = "images.lock.toml"
+# Where the files of dockerfiles/ stand among the inputs.
+DEFINITION = "dockerfiles/"
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Locks:
-    """The locks of one recipe as they lie in ``locks/<recipe>/``; None where one is missing or refused."""
+    """The locks of one recipe as they lie in ``locks/<recipe>/``; None where one is missing or refused.
+
+    Wheels need the first three. Without ``images`` they are built and the image is not.
+    """
 
     source: SourceLock | None
     build: Lock | None
     runtime: Lock | None
+    images: ImageLock | None = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +73,9 @@ class PinnedLocks:
 class BuildPlan:
     """Every byte-affecting input of a build, and the steps that follow from it.
 
-    ``inputs`` holds the recipe's and the locks' bytes by file name, as they were read once: stages and record
-    use these, so that an edit during a build cannot get into it.
+    ``inputs`` holds the bytes of the recipe, the locks and the files of dockerfiles/ by name, as they were read once:
+    stages and record use these, so that an edit during a build cannot get into it. ``bases`` are the base images as
+    this build takes them, from the lock or replaced.
     """
 
     recipe: Recipe
@@ -74,6 +84,7 @@ class BuildPlan:
     toolchain: Toolchain | None
     probe_sha256: str
     steps: tuple[Step, ...]
+    bases: tuple[Base, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -95,6 +106,28 @@ class BuildPlan:
     def build_id(self) -> str:
         """SHA-256 of the plan's canonical JSON, 64 hex digits."""
         return sha256_bytes(canonical_json(self.to_json()))
+
+    @cached_property
+    def wheels_id(self) -> str:
+        """The build id without what only the image uses, 64 hex digits: equal ones mean equal wheels."""
+        plan = self.to_json()
+        del plan["image"]
+        plan["commands"] = [command for command in plan["commands"] if command["stage"] != "image"]
+        return sha256_bytes(canonical_json(plan))
+
+    @property
+    def image_inputs(self) -> frozenset[str]:
+        """The names of the inputs that only the image uses."""
+        return frozenset(name for name in self.inputs if name == IMAGE_LOCK or name.startswith(DEFINITION))
+
+    @property
+    def definition(self) -> dict[str, bytes]:
+        """The files of dockerfiles/ by name, as they were read."""
+        return {
+            name.removeprefix(DEFINITION): content
+            for name, content in sorted(self.inputs.items())
+            if name.startswith(DEFINITION)
+        }
 
     @property
     def short_id(self) -> str:
@@ -122,11 +155,23 @@ class BuildPlan:
             },
             "cuda_probe": self.probe_sha256,
             "toolchain": self.toolchain and self.toolchain.to_json(),
+            "image": self._image(),
             "commands": [
                 {"stage": step.stage, "command": list(step.command), "environment": dict(step.environment or {})}
                 for step in self.steps
                 if step.command
             ],
+        }
+
+    def _image(self) -> dict[str, Any] | None:
+        image = self.recipe.image
+        if image is None:
+            return None
+        return {
+            **image.model_dump(mode="json", exclude={"base"}),
+            "platform": self.recipe.oci_platform,
+            "definition": {name: sha256_bytes(content) for name, content in self.definition.items()},
+            "bases": [base.to_json() for base in self.bases],
         }
 
 

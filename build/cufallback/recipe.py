@@ -124,6 +124,15 @@ def _toolkit(text: str) -> str:
     return text
 
 
+def _image_reference(text: str) -> str:
+    # The grammar of the OCI distribution specification, with a registry before the name and a tag behind it.
+    part = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+    if not re.fullmatch(rf"[A-Za-z0-9.-]+(?::\d+)?/{part}(?:/{part})*:\w[\w.-]{{0,127}}", text):
+        msg = f"not an image with registry, name and tag, such as docker.io/library/debian:12: {text!r}"
+        raise ValueError(msg)
+    return text
+
+
 def _without_secrets(environment: dict[str, str]) -> dict[str, str]:
     secrets = [name for name, value in environment.items() if is_secret(name, value)]
     if secrets:
@@ -484,6 +493,49 @@ class Wheel(_Model):
     size_limit_mib: Annotated[int, Field(ge=1, description="the largest size the wheel may have, in MiB")] = 2000
 
 
+class BaseImage(_Model):
+    """``[[image.base]]``: an image that the Dockerfile starts from. Its digest lies in images.lock.toml."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[a-z][a-z0-9-]*$", description="the name that stands behind FROM in the Dockerfile")
+    ]
+    reference: Annotated[
+        str,
+        AfterValidator(_image_reference),
+        Field(description="name and tag, such as docker.io/nvidia/cuda:12.9.1-base-ubuntu22.04"),
+    ]
+    why: Reason
+
+
+class Image(_Model):
+    """``[image]``: the container image that carries the wheels; without it the build ends with the wheels."""
+
+    dockerfile: Annotated[
+        str, Field(pattern=r"^[\w.-]+\.Dockerfile$", description="file in the folder dockerfiles/ beside recipes/")
+    ]
+    target: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$", description="stage of the Dockerfile to export")]
+    base: Annotated[
+        tuple[BaseImage, ...],
+        Field(strict=False, min_length=1, description="images that the Dockerfile starts from, the first one first"),
+    ]
+    licenses: Annotated[
+        str, Field(min_length=1, description="SPDX expression for the label org.opencontainers.image.licenses")
+    ]
+    source: Annotated[
+        str | None,
+        Field(pattern=r"^https://", description="URL of the code for the label; absent: the URL of a git source"),
+    ] = None
+
+    @field_validator("base")
+    @classmethod
+    def _names_once(cls, bases: tuple[BaseImage, ...]) -> tuple[BaseImage, ...]:
+        names = [base.name for base in bases]
+        if len(set(names)) != len(names):
+            msg = f"a name stands here twice: {', '.join(names)}"
+            raise ValueError(msg)
+        return bases
+
+
 class Builder(_Model):
     """``[builder]``: where compilation happens. Job counts are no input of the build id."""
 
@@ -510,12 +562,19 @@ class Recipe(_Model):
     python: Annotated[Python, Field(description="the interpreter line of wheels and locks")]
     deps: Annotated[Deps, Field(description="how the two dependency locks come about")]
     wheel: Annotated[Wheel, Field(description="how the main wheel is built and what it must carry")]
+    image: Annotated[Image | None, Field(description="the container image that carries the wheels")] = None
     builder: Annotated[Builder, Field(description="where compilation happens")] = Builder()
 
     @property
     def name(self) -> str:
         """The recipe's name."""
         return self.recipe.name
+
+    @property
+    def oci_platform(self) -> str:
+        """The platform of images, such as ``linux/amd64``."""
+        machine = self.python.platform.partition("-")[0]
+        return f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(machine, machine)}"
 
     @property
     def source_name(self) -> str:

@@ -48,6 +48,13 @@ def lock_folder(recipe_file: Path) -> Path:
     return recipe_file.absolute().parent.parent / "locks" / recipe_file.stem
 
 
+def definition_files(recipe_file: Path) -> dict[str, Path]:
+    """Return the files of ``../dockerfiles/`` of a recipe file by their path in it."""
+    folder = recipe_file.absolute().parent.parent / "dockerfiles"
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not PYTHON_CACHES & set(path.parts))
+    return {path.relative_to(folder).as_posix(): path for path in files}
+
+
 def probe_folder() -> Path:
     """Return the cuda-probe's project folder: beside this package in a checkout, inside it when installed."""
     beside = _PACKAGE.parent / "cuda_probe"

@@ -9,24 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cufallback.errors import InspectionError, LockError, RecordError
+from cufallback.image.engine import Engine
+from cufallback.image.tools import ImageTools, image_hindrance
 from cufallback.pipeline import Context, Outcome, Stage
 from cufallback.plan import Locks, Step
 from cufallback.recipe import GitSource, Kernel, Recipe
 from cufallback.resources import PYTHON_CACHES, probe_folder
-from cufallback.store import replaced_folder, sha256_file, tree_digest, write_atomic, write_json
+from cufallback.store import link_tree, replaced_folder, sha256_file, tree_digest, write_atomic, write_json
 
 if TYPE_CHECKING:
+    from cufallback.image.bases import Base
     from cufallback.wheel.environment import Environment
 
 
-# What this version of the record knows of and does not do yet.
-NOT_RUN = {
-    "image": "this version builds no image",
-    "attest": "this version writes no SBOM, provenance or signature",
-}
-
-
-def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
+def plan_steps(recipe: Recipe, locks: Locks, bases: Sequence[Base] = ()) -> tuple[Step, ...]:
     """Return what the stages will do, as a reader or another machine would need it."""
     from cufallback.wheel.builder import BUILD_COMMAND, compiler_environment
 
@@ -37,6 +33,21 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
         fetch = f"download the source distribution {source.package} {source.version} and check its sha256"
 
     epoch = locks.source.epoch if locks.source else None
+    image: tuple[Step, ...] = ()
+    if recipe.image is not None:
+        from cufallback.image.build import image_command
+
+        command = image_command(recipe, {base.name: base.digest for base in bases})
+        image = (
+            *(Step("image", f"have base image {base.reference} by digest", network=True) for base in bases),
+            Step(
+                "image",
+                f"build the image {recipe.image.target} of {recipe.image.dockerfile}",
+                network=False,
+                command=command,
+                environment={"SOURCE_DATE_EPOCH": str(epoch)},
+            ),
+        )
     return (
         Step("prefetch", fetch, network=True),
         *(Step("prefetch", f"rewrite {rewrite.file}", network=False) for rewrite in source.rewrite),
@@ -63,6 +74,8 @@ def plan_steps(recipe: Recipe, locks: Locks) -> tuple[Step, ...]:
         ),
         Step("wheels", "repack both wheels byte for byte", network=False),
         Step("inspect", "read libraries, architectures, PTX and minimum driver from the wheels", network=False),
+        *image,
+        Step("attest", "write an SBOM for each wheel and the image, and the provenance", network=False),
         Step("record", "write the record and verify it", network=False),
     )
 
@@ -316,6 +329,61 @@ def inspect(context: Context) -> Outcome:
     return Outcome({"inspection": inspections}, (document,))
 
 
+def image(context: Context) -> Outcome:
+    """Build the image into an OCI layout, where this machine and the locks allow; else say why not."""
+    from cufallback.image.build import BuiltWheel, build_image, index_digest, sizes
+
+    recipe, report = context.plan.recipe, context.folder / "image.json"
+    hindrance = image_hindrance(context.plan, context.settings["image tools"].value)
+    if hindrance is not None:
+        why, remedy = hindrance
+        context.progress.say(f"image: not built: {why}; remedy: {remedy}")
+        result: dict[str, Any] = {"image": None, "not_run": f"{why}; {remedy}" if remedy else why}
+        write_json(report, result)
+        return Outcome(result, (report,))
+    tools: ImageTools = context.settings["image tools"].value
+    subjects, inspections = context.result("wheels")["subjects"], context.result("inspect")["inspection"]
+    layout, log = context.folder / "image", context.folder / "logs" / "image.log"
+    built = build_image(
+        context.plan,
+        [
+            BuiltWheel(context.earlier("wheels") / subject["path"], item["name"], item["version"], subject["sha256"])
+            for subject, item in zip(subjects, inspections, strict=True)
+        ],
+        inspections=inspections,
+        wheelhouses=context.earlier("prefetch") / "wheelhouse",
+        bases={name: folder for name, folder in tools.bases.items() if isinstance(folder, Path)},
+        folder=layout,
+        log=log,
+        runner=context.runner,
+        progress=context.progress,
+        use_cache=tools.use_cache,
+    )
+    found, config = built.image, built.image.configuration["config"]
+    result = {
+        "image": {
+            "path": "image",
+            "platform": found.platform,
+            "size": sizes(found),
+            "manifest": found.manifest.to_json(),
+            "config": found.config.to_json(),
+            "layers": [layer.to_json() for layer in found.layers],
+            "index": index_digest(found),
+            "dockerfile": f"inputs/dockerfiles/{recipe.image.dockerfile if recipe.image else ''}",
+            "labels": built.labels,
+            "require_cuda": built.require_cuda,
+            "user": config["User"],
+            "entrypoint": config["Entrypoint"],
+            "engine": tools.engine.to_json() if isinstance(tools.engine, Engine) else {},
+            "checks": built.checks,
+            "log": f"logs/{log.name}",
+        },
+        "not_run": "",
+    }
+    write_json(report, result)
+    return Outcome(result, (report, layout, log.parent))
+
+
 def record(context: Context) -> Outcome:
     """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and verify it."""
     from cufallback.record import write_record
@@ -324,6 +392,9 @@ def record(context: Context) -> Outcome:
     with replaced_folder(context.dist) as folder:
         for name in ("wheels", "logs"):
             shutil.copytree(context.earlier("wheels") / name, folder / name)
+        if context.result("image")["image"]:
+            link_tree(context.earlier("image") / "image", folder / "image")  # linked: it has gigabytes
+            shutil.copytree(context.earlier("image") / "logs", folder / "logs", dirs_exist_ok=True)
         write_record(
             folder,
             plan=context.plan,
@@ -343,27 +414,20 @@ def _stage_entries(context: Context) -> list[dict[str, Any]]:
     """Return how each stage ended so far; this one, which writes the record, is the last and not in it."""
     from cufallback.record import timestamp
 
-    ran = [
-        {
-            "name": state.stage,
-            "status": "passed",
-            "why": "",
-            "started": timestamp(state.started),
-            "finished": timestamp(state.finished),
-            "seconds": round(state.finished - state.started, 1),
-        }
-        for state in context.states.values()
-    ]
-    skipped = [
-        {"name": name, "status": "not_run", "why": why, "started": None, "finished": None, "seconds": None}
-        for name, why in NOT_RUN.items()
-    ]
-    return ran + skipped
+    entries: list[dict[str, Any]] = []
+    for state in context.states.values():
+        why = state.result.get("not_run", "")
+        entry = {"name": state.stage, "status": "not_run" if why else "passed", "why": why}
+        times = (timestamp(state.started), timestamp(state.finished), round(state.finished - state.started, 1))
+        entries.append(entry | dict(zip(("started", "finished", "seconds"), (None,) * 3 if why else times, strict=True)))
+    return entries
 
 
 STAGES: tuple[Stage, ...] = (
     Stage("prefetch", "fetch and verify sources and distributions", prefetch),
     Stage("wheels", "build without network", wheels, judges=False),
     Stage("inspect", "read what the wheels really are", inspect),
-    Stage("record", "write and verify the record", record, publishes=True),
+    Stage("image", "build the container image", image, of_image=True, reads=("image tools",)),
+    Stage("attest", "write SBOMs and provenance", attest, of_image=True, reads=("builder",)),
+    Stage("record", "write and verify the record", record, of_image=True, reads=("dist",)),
 )

@@ -177,6 +177,23 @@ def tree_digest(root: Path, *, ignore: frozenset[str] = frozenset()) -> str:
     return digest.hexdigest()
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """Make ``target`` a folder with the same files as ``source``: hard links where the file system allows, else copies.
+
+    Raises:
+        WorkspaceError: the target cannot be written.
+    """
+
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(one, other, follow_symlinks=False)
+
+    with workspace_errors(target):
+        shutil.copytree(source, target, symlinks=True, copy_function=link)
+
+
 def discard(path: Path) -> None:
     """Remove whatever lies at ``path``, if anything: a folder with all it holds, but of a link only the link."""
     if path.is_dir() and not path.is_symlink():

@@ -222,12 +222,12 @@ def _opened_layer(image: Image, layer: Descriptor) -> Iterator[IO[bytes]]:
             import zstandard
 
             with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
-                yield io.BufferedReader(reader, 1 << 20)  # type: ignore[type-var]
+                yield io.BufferedReader(reader, 1 << 20)
         elif layer.media_type.endswith("gzip"):
             import gzip
 
             with gzip.GzipFile(fileobj=raw) as unzipped:
-                yield unzipped
+                yield io.BufferedReader(unzipped, 1 << 20)
         else:
             yield raw
 

@@ -1,0 +1,119 @@
+"""The Docker engine that builds images: what it is, and why one cannot be used."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cufallback.errors import CommandError
+from cufallback.process import Runner
+
+# `rewrite-timestamp` came with BuildKit 0.13; engines 25.0 and older carry 0.12 (release notes of moby/buildkit
+# v0.13.0 and of Docker Engine 26.0).
+MINIMUM_ENGINE = 26
+_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What builds images here: its versions decide about bytes (gzip and zstd streams), so the record holds them.
+
+    ``driver`` is buildx's: ``docker`` for the engine's own BuildKit, ``docker-container`` and others for another one.
+    """
+
+    driver: str
+    engine: str
+    containerd: str
+    buildx: str
+    buildkit: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the fields as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class NoEngine:
+    """Why no image can be built here, and what would change that."""
+
+    why: str
+    remedy: str
+
+
+def find_engine(runner: Runner) -> Engine | NoEngine:
+    """Ask for the engine and for buildx's current builder (``BUILDX_BUILDER`` and ``DOCKER_HOST`` are honoured)."""
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(_engine_facts, runner)
+        versions = pool.submit(_output, ("docker", "buildx", "version"), runner)
+        builder = pool.submit(_output, ("docker", "buildx", "inspect"), runner)
+        facts, buildx, inspected = asked.result(), versions.result(), builder.result()
+    if isinstance(facts, NoEngine):
+        return facts
+    if isinstance(buildx, NoEngine):
+        return NoEngine("docker has no buildx", "install the buildx plugin (package docker-buildx)")
+    if isinstance(inspected, NoEngine):
+        return NoEngine(f"the builder does not answer: {inspected.why}", "look at `docker buildx ls`")
+    fields = dict(re.findall(r"^(Driver|BuildKit version|Buildkit):\s*(\S+)", inspected, re.MULTILINE))
+    driver = fields.get("Driver", "unknown")
+    if driver == "docker":
+        if int(re.match(r"\d*", facts["engine"])[0] or 0) < MINIMUM_ENGINE:  # type: ignore[index]
+            remedy = f"upgrade to Docker Engine {MINIMUM_ENGINE} or newer, or use a docker-container builder"
+            return NoEngine(f"Docker Engine {facts['engine']} cannot rewrite timestamps", remedy)
+        if facts["store"] != "io.containerd.snapshotter.v1":
+            return NoEngine(
+                "the engine's image store has no OCI exporter",
+                'set {"features": {"containerd-snapshotter": true}} in its daemon.json, or use a docker-container '
+                "builder (`docker buildx create --use`)",
+            )
+    version = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", buildx)
+    return Engine(
+        driver=driver,
+        engine=facts["engine"],
+        containerd=facts["containerd"],
+        buildx=version[1] if version else "unknown",
+        buildkit=fields.get("BuildKit version", fields.get("Buildkit", "unknown")),
+    )
+
+
+def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
+    import docker
+    import docker.errors
+    import requests
+
+    start = "start Docker, or point DOCKER_HOST at an engine"
+    try:
+        client = docker.DockerClient(base_url=_host(runner), timeout=_SECONDS)
+        try:
+            version, info = client.version(), client.info()
+        finally:
+            client.close()
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        inner = str(error)
+        if "Permission denied" in inner:
+            return NoEngine("no right to use the Docker engine", "join the group docker, or use a rootless engine")
+        return NoEngine("no Docker engine answers", start)
+    components: dict[str, Any] = {item.get("Name"): item.get("Version") for item in version.get("Components", [])}
+    drivers = {row[0]: row[1] for row in info.get("DriverStatus") or [] if len(row) == 2}
+    return {
+        "engine": str(version.get("Version", "unknown")),
+        "containerd": str(components.get("containerd", "unknown")),
+        "store": str(drivers.get("driver-type", "")),
+    }
+
+
+def _host(runner: Runner) -> str | None:
+    """Return the engine's address as the docker command finds it: DOCKER_HOST, else the current context."""
+    if os.environ.get("DOCKER_HOST"):
+        return os.environ["DOCKER_HOST"]
+    asked = _output(("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"), runner)
+    return None if isinstance(asked, NoEngine) else asked.strip() or None
+
+
+def _output(argv: tuple[str, ...], runner: Runner) -> str | NoEngine:
+    try:
+        return runner.run(argv, timeout=_SECONDS).output
+    except CommandError as error:
+        return NoEngine(error.reason, error.remedy)
