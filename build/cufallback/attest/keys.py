@@ -19,7 +19,7 @@ from cufallback.store import open_regular, sha256_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-    from securesystemslib.signer import Key, Signer
+    from securesystemslib.signer import Key, Signer, SSlibKey
 
 KEY_VARIABLE = "CUFALLBACK_SIGNING_KEY"
 PASSWORD_VARIABLE = "CUFALLBACK_SIGNING_PASSWORD"  # noqa: S105 - the name of a variable
@@ -162,7 +162,7 @@ def _signer(block: str, password: bytes | None, where: str) -> Signer:
     return CryptoSigner(key, _verifier(key.public_key(), where))
 
 
-def _verifier(key: PublicKeyTypes, where: str) -> Any:
+def _verifier(key: PublicKeyTypes, where: str) -> SSlibKey:
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from securesystemslib.signer import SSlibKey
