@@ -1,8 +1,8 @@
 """Assert inside an image that it is what the plan says. Runs in the image, with its Python and nothing else.
 
-Usage: check_image.py EXPECTATION REPORT. The expectation is JSON: ``distributions`` (name → version, normalised names),
-``extensions`` (dotted names), ``torch_cuda`` (such as 12.9; null for a torch without CUDA), ``modules``. The report is a
-list of checks. A check that fails ends the program with 1 after all have been made, and the report is not written.
+Usage: check_image.py EXPECTATION REPORT. The expectation is JSON: ``distributions`` (normalised name → version),
+``extensions`` (dotted names), ``torch_cuda`` (such as 12.9; null for a torch without CUDA), ``modules``. The report is
+a list of checks. One that fails ends the program with 1 after all have been made, and the report is not written.
 """
 
 from __future__ import annotations

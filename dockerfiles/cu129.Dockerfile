@@ -34,7 +34,6 @@ ENV PATH=/opt/vllm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA=${NVIDIA_REQUIRE_CUDA}
-WORKDIR /home/vllm
 USER 10001:10001
 
 # The last step of every image: it ends the build when the image is not what the plan says, else leaves its report.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from cufallback.download import Wanted, default_index, find_mirrors
 from cufallback.errors import CufallbackError, ImageError, LockError, ToolchainError, UsageError
 from cufallback.image.bases import Replacement, fetch_bases, parse_replacements, resolve_bases
 from cufallback.image.build import check_definition
-from cufallback.image.engine import Engine, NoEngine, find_engine
+from cufallback.image.engine import MINIMUM_ENGINE, Engine, NoEngine, find_engine
 from cufallback.image.registry import Registry
 from cufallback.image.tools import ImageTools, image_hindrance
 from cufallback.inputs import parse_locks, read_inputs
@@ -136,11 +135,12 @@ def _image_needs(plan: BuildPlan, engine: Engine | NoEngine) -> Iterator[Need]:
     else:
         yield Need("image engine", wanted, f"{engine.engine}, buildx {engine.buildx}", "ok")
     for base in plan.bases:
-        found, state = f"{base.origin}: {base.digest}", "ok"
+        what = f"base image {base.name}"
         if base.digest is None:
-            found, state = "no image will be built: not locked", "degraded"
-        remedy = "" if base.digest else "run `nox -s lock -- --images`, or give --base"
-        yield Need(f"base image {base.name}", base.reference, found, state, remedy)
+            remedy = "run `nox -s lock -- --images`, or give --base"
+            yield Need(what, base.reference, "no image will be built: not locked", "degraded", remedy)
+        else:
+            yield Need(what, base.reference, f"{base.origin}: {base.digest}", "ok")
 
 
 def build(
@@ -205,7 +205,7 @@ def build(
     if require_image and hindrance is not None:
         raise ImageError(f"no image can be built here: {hindrance[0]}", remedy=hindrance[1] or "give it an [image]")
     target = dist.resolve() / plan.recipe.name / plan.short_id
-    builder = builder_of(os.environ)
+    builder = "x"
     pipeline = Pipeline(
         plan=plan,
         stages=STAGES,
@@ -217,7 +217,7 @@ def build(
         clock=clock,
         settings={
             "image tools": Setting(tools, tools.key()),
-            "builder": Setting(builder, builder.id),
+            "builder": Setting(builder, "x"),
             "dist": Setting(target, str(target)),
         },
     )
@@ -225,9 +225,7 @@ def build(
     whole = ran[-1].stage == names[-1]
     folder = dist / plan.recipe.name / plan.short_id
     image = pipeline.states["image"].result["image"] if "image" in pipeline.states else None
-    return Built(
-        plan.recipe.name, plan.build_id, folder if whole else None, ran, image and image["manifest"]["digest"]
-    )
+    return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran, image and image["manifest"]["digest"])
 
 
 def _image_tools(prepared: Prepared, work: Path, progress: Progress, *, use_cache: bool) -> ImageTools:
@@ -237,8 +235,8 @@ def _image_tools(prepared: Prepared, work: Path, progress: Progress, *, use_cach
     if isinstance(engine, NoEngine):
         known = StageState.read(work / "work" / plan.short_id / "image" / STATE_FILE)
         if known is not None and known.result.get("image"):
+            progress.say(f"image: {engine.why}; the one that was built before is kept")
             engine = Engine(**known.result["image"]["engine"])
-            progress.say(f"image: {prepared.engine.why}; the one that was built before is kept")
     if isinstance(engine, Engine):
         registry = Registry(LocalRunner(), log=work / "bases" / "registry.log")
         folders = fetch_bases(

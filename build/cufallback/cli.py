@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe(build)
     add_work(build)
     build.add_argument("--dist", metavar="DIR", type=Path, default=Path("dist"), help="output folder (default: dist)")
-    build.add_argument("--until", metavar="STAGE", help="stop after this stage: prefetch, wheels, inspect, image, attest or record")
+    build.add_argument(
+        "--until", metavar="STAGE", help="stop after this stage: prefetch, wheels, inspect, image, attest or record"
+    )
     add_bases(build)
     build.add_argument("--require-image", action="store_true", help="fail where the image would be left out")
     build.add_argument("--no-cache", action="store_true", help="build every step of the image anew")
@@ -87,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     add_work(lock)
     lock.add_argument(
         "--check", action="store_true", help="write nothing; fail and show the difference when they drifted"
+    )
+    lock.add_argument(
+        "--images", action="store_true", help="resolve the tags of the base images to digests, and nothing else"
     )
     lock.add_argument(
         "--engine", choices=("uv", "pip-tools"), default="uv", help="pip-tools: compare as second opinion"
@@ -168,9 +173,17 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _lock(options: argparse.Namespace) -> int:
-    from cufallback.lock import lock
+    from cufallback.lock import lock, lock_images
     from cufallback.progress import choose_progress
+    from cufallback.record import timestamp
 
+    if options.images:
+        now = timestamp(options.clock())
+        report = lock_images(
+            options.recipe, work=options.work, check=options.check, now=now, progress=choose_progress()
+        )
+        print(report.text())
+        return report.exit_code
     report = lock(
         options.recipe,
         work=options.work,

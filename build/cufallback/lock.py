@@ -10,9 +10,12 @@ from pathlib import Path
 
 from cufallback.deps.lock import drift, make_locks
 from cufallback.download import find_mirrors
-from cufallback.errors import ExitCode
+from cufallback.errors import ExitCode, LockError, UsageError
+from cufallback.image.lock import parse_image_lock, render_image_lock, resolve_images
+from cufallback.image.registry import Registry
 from cufallback.inputs import parse_locks, read_inputs
 from cufallback.pipeline import only_one
+from cufallback.plan import IMAGE_LOCK
 from cufallback.process import LocalRunner
 from cufallback.progress import Progress
 from cufallback.recipe import Recipe, find_recipe, parse_recipe
@@ -80,6 +83,47 @@ def lock(name: str | None, *, work: Path, check: bool, opinion: bool, progress: 
                     write_atomic(folder / file, text.encode())
         shutil.rmtree(scratch)
     return LockReport(recipe.name, folder, differences, unpinned, written=not check)
+
+
+def lock_images(name: str | None, *, work: Path, check: bool, now: str, progress: Progress) -> LockReport:
+    """Resolve the tags of a recipe's base images to digests, and write or compare ``images.lock.toml`` alone.
+
+    Args:
+        name: recipe name, path of a recipe file, or None for the default recipe.
+        work: folder for the log of the requests.
+        check: write nothing.
+        now: the date of new entries, RFC 3339.
+        progress: where progress goes.
+
+    Raises:
+        CufallbackError: every failure, of the class that names its kind. Nothing is written then.
+    """
+    path = find_recipe(name)
+    recipe, folder = parse_recipe(path), lock_folder(path)
+    if recipe.image is None:
+        raise UsageError(f"recipe {recipe.name} has no [image]", remedy="lock it without --images", where="--images")
+    require_writable(work)
+    inputs = read_inputs(path, recipe)
+    text = inputs[IMAGE_LOCK].decode("utf-8", "replace") if IMAGE_LOCK in inputs else None
+    try:
+        previous = text and parse_image_lock(text, recipe.name, where=str(folder / IMAGE_LOCK))
+    except LockError as error:  # written anew; what is lost are dates
+        progress.say(f"the lock so far is refused: {error.where}: {error.reason}")
+        previous = None
+    registry = Registry(LocalRunner(), log=work / "lock" / recipe.name / "registry.log")
+    with progress.bar("asking the registries", None):
+        fresh = resolve_images(
+            {base.name: base.reference for base in recipe.image.base},
+            previous or None,
+            recipe=recipe.name,
+            registry=registry,
+            now=now,
+        )
+    rendered = render_image_lock(fresh.images, recipe.name)
+    differences = tuple(_text_drift(IMAGE_LOCK, text, rendered))
+    if differences and not check:
+        write_atomic(folder / IMAGE_LOCK, rendered.encode())
+    return LockReport(recipe.name, folder, differences, (), written=not check)
 
 
 def _resolve(

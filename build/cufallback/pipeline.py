@@ -283,7 +283,9 @@ class Pipeline:
                 continue
             write_json(folder / STATE_FILE, confirmed.to_json())
             self.states[stage.name] = confirmed
-            self.progress.say(f"{stage.name}: taken over from build {other.parent.parent.name}, whose inputs are the same")
+            self.progress.say(
+                f"{stage.name}: taken over from build {other.parent.parent.name}, whose inputs are the same"
+            )
             return Ran(stage.name, "skipped", self.clock() - started)
         return None
 

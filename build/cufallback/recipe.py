@@ -28,7 +28,8 @@ from pydantic import (
     model_validator,
 )
 
-from cufallback.errors import RecipeError
+from cufallback.errors import RecipeError, UsageError
+from cufallback.image.reference import parse_reference
 from cufallback.redact import is_secret
 from cufallback.resources import recipe_files
 from cufallback.tomlplace import key_path, line_of, parse_toml, printable
@@ -125,10 +126,12 @@ def _toolkit(text: str) -> str:
 
 
 def _image_reference(text: str) -> str:
-    # The grammar of the OCI distribution specification, with a registry before the name and a tag behind it.
-    part = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-    if not re.fullmatch(rf"[A-Za-z0-9.-]+(?::\d+)?/{part}(?:/{part})*:\w[\w.-]{{0,127}}", text):
-        msg = f"not an image with registry, name and tag, such as docker.io/library/debian:12: {text!r}"
+    try:
+        reference = parse_reference(text)
+    except UsageError as error:
+        raise ValueError(error.reason) from error
+    if reference.tag is None or reference.digest is not None or str(reference) != text:
+        msg = f"must be registry, name and tag, the digest is in the lock: {reference.named}:TAG"
         raise ValueError(msg)
     return text
 
@@ -574,7 +577,7 @@ class Recipe(_Model):
     def oci_platform(self) -> str:
         """The platform of images, such as ``linux/amd64``."""
         machine = self.python.platform.partition("-")[0]
-        return f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(machine, machine)}"
+        return f"linux/{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(machine, machine) }"
 
     @property
     def source_name(self) -> str:

@@ -22,6 +22,8 @@ PLAN = "plan.json"
 INSPECTION = "inspection.json"
 PYLOCK = "pylock.toml"
 SUMS = "SHA256SUMS"
+# Folders that come after the record and are no part of it: each file there says itself what it is about.
+ADDED = ("signatures",)
 
 
 def is_inner_path(text: str) -> bool:
@@ -38,6 +40,7 @@ def _inner_path(text: str) -> str:
 
 InnerPath = Annotated[str, AfterValidator(_inner_path)]
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -173,6 +176,51 @@ class Wheel(_Model):
     log: InnerPath
 
 
+class Base(_Model):
+    """A base image of the plan. ``origin`` is ``replaced`` when ``--base`` put another one in the lock's place."""
+
+    name: str
+    reference: str
+    digest: Digest | None
+    origin: Literal["lock", "replaced"]
+
+
+class Blob(_Model):
+    """A descriptor of the OCI image specification."""
+
+    media_type: str
+    digest: Digest
+    size: Size
+
+
+class ImageCheck(_Model):
+    """One assertion that was made inside the image while it was built."""
+
+    what: str
+    status: Literal["passed", "not_run"]
+    why: str
+
+
+class Image(_Model):
+    """The container image: ``manifest.digest`` is what a registry calls it, ``index`` the digest of ``index.json``."""
+
+    path: InnerPath
+    platform: str
+    size: Size
+    manifest: Blob
+    config: Blob
+    layers: list[Blob]
+    index: Digest
+    dockerfile: InnerPath
+    labels: dict[str, str]
+    require_cuda: str
+    user: str
+    entrypoint: list[str]
+    engine: dict[str, str]
+    checks: list[ImageCheck]
+    log: InnerPath
+
+
 class StageEntry(_Model):
     """How a stage ended. ``not_run`` says why; times are RFC 3339, UTC."""
 
@@ -187,9 +235,10 @@ class StageEntry(_Model):
 class Record(_Model):
     """Everything a reader needs to verify, rebuild and decide on one build."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Annotated[Literal[2], Field(alias="schema")]
     cufallback: str
     build_id: Hex
+    wheels_id: Hex
     recipe: RecipeRef
     source: Source
     toolchain: dict[str, str]
@@ -198,6 +247,8 @@ class Record(_Model):
     requirement_edits: list[RequirementEdit]
     subjects: list[Wheel]
     inspection: list[dict[str, Any]]
+    bases: list[Base]
+    image: Image | None
     stages: list[StageEntry]
     files: list[File]
 
@@ -217,12 +268,12 @@ def printable(text: str) -> str:
 
 
 def files_below(folder: Path) -> list[File]:
-    """Hash every file below ``folder`` except the record and the checksum list, sorted by path."""
+    """Hash every file of a build folder but the record, the checksum list and what was added later, sorted by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return [
         File(path=path.relative_to(folder).as_posix(), sha256=sha256_file(path), size=path.stat().st_size)
         for path in paths
-        if path.relative_to(folder).as_posix() not in (RECORD, SUMS)
+        if path.relative_to(folder).as_posix() not in (RECORD, SUMS) and path.relative_to(folder).parts[0] not in ADDED
     ]
 
 
@@ -264,9 +315,10 @@ def write_record(
     write_atomic(folder / PYLOCK, render_pylock(entries, recipe).encode())
     record = Record.model_validate(
         {
-            "schema": 1,
+            "schema": 2,
             "cufallback": __version__,
             "build_id": plan.build_id,
+            "wheels_id": plan.wheels_id,
             "recipe": {
                 "name": recipe.name,
                 "status": recipe.recipe.status,
@@ -278,6 +330,8 @@ def write_record(
             **prefetched,
             "subjects": built,
             "inspection": inspection,
+            "bases": [base.to_json() for base in plan.bases],
+            "image": results["image"]["image"],
             "stages": list(stages),
             "files": [file.model_dump() for file in files_below(folder)],
         }

@@ -259,6 +259,8 @@ def _build(
     variables: Mapping[str, str],
     kernels: Sequence[Kernel],
 ) -> dict[str, Any]:
+    from cufallback.attest.documents import wheel_subject
+    from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
     from cufallback.wheel.builder import BuildRequest, build_wheel
     from cufallback.wheel.buildlog import judge_kernels
     from cufallback.wheel.normalize import repack
@@ -278,7 +280,9 @@ def _build(
         title=title,
     )
     built = build_wheel(request, context.runner, context.progress)
-    wheel = repack(built.path, context.folder / "wheels", epoch=epoch, extra_dist_info={})
+    subject = wheel_subject(built.path.name, number=0 if name == "main" else 1)
+    sbom = wheel_bom(subject, context.plan, context.result("prefetch"), identity=context.plan.wheels_id)
+    wheel = repack(built.path, context.folder / "wheels", epoch=epoch, extra_dist_info={f"sboms/{EMBEDDED_NAME}": sbom})
     isolated = built.isolation.kind != "none"
     return {
         "path": f"wheels/{wheel.name}",
@@ -384,6 +388,23 @@ def image(context: Context) -> Outcome:
     return Outcome(result, (report, layout, log.parent))
 
 
+def attest(context: Context) -> Outcome:
+    """Write the SBOM of each wheel and of the image, and the provenance of all."""
+    from cufallback.attest.documents import SBOMS, write_sboms
+    from cufallback.image.layout import read_image
+
+    image = context.result("image")["image"]
+    write_sboms(
+        context.folder,
+        context.plan,
+        context.result("prefetch"),
+        context.result("wheels")["subjects"],
+        image=read_image(context.earlier("image") / "image", image["manifest"]["digest"]) if image else None,
+        wheelhouse=context.earlier("prefetch") / "wheelhouse" / "runtime",
+    )
+    return Outcome({}, (context.folder / SBOMS,))
+
+
 def record(context: Context) -> Outcome:
     """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and verify it."""
     from cufallback.record import write_record
@@ -392,6 +413,7 @@ def record(context: Context) -> Outcome:
     with replaced_folder(context.dist) as folder:
         for name in ("wheels", "logs"):
             shutil.copytree(context.earlier("wheels") / name, folder / name)
+        shutil.copytree(context.earlier("attest") / "sbom", folder / "sbom")
         if context.result("image")["image"]:
             link_tree(context.earlier("image") / "image", folder / "image")  # linked: it has gigabytes
             shutil.copytree(context.earlier("image") / "logs", folder / "logs", dirs_exist_ok=True)
@@ -419,7 +441,9 @@ def _stage_entries(context: Context) -> list[dict[str, Any]]:
         why = state.result.get("not_run", "")
         entry = {"name": state.stage, "status": "not_run" if why else "passed", "why": why}
         times = (timestamp(state.started), timestamp(state.finished), round(state.finished - state.started, 1))
-        entries.append(entry | dict(zip(("started", "finished", "seconds"), (None,) * 3 if why else times, strict=True)))
+        entries.append(
+            entry | dict(zip(("started", "finished", "seconds"), (None,) * 3 if why else times, strict=True))
+        )
     return entries
 
 

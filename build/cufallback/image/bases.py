@@ -7,12 +7,12 @@ came over into the result, so that two ways would give two digests.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cufallback.errors import CufallbackError, ImageError, UsageError
+from cufallback.errors import CufallbackError, ImageError, LockError, UsageError
 from cufallback.image.layout import check_blobs, is_digest, read_image
 
 if TYPE_CHECKING:
@@ -77,19 +77,30 @@ def parse_replacements(arguments: Sequence[str], recipe: Recipe) -> tuple[Replac
 
 
 def resolve_bases(recipe: Recipe, lock: ImageLock | None, replaced: Sequence[Replacement]) -> tuple[Base, ...]:
-    """Return each base of the recipe with its digest: the replacement's, else the lock's for the platform."""
+    """Return each base of the recipe with its digest: the replacement's, else the lock's for the platform.
+
+    Raises:
+        LockError: the lock has no such base, has it for another tag, or not for the platform.
+    """
     if recipe.image is None:
         return ()
     given = {item.name: item.digest for item in replaced}
-    locked: Mapping[str, str | None] = {}
-    if lock is not None:
-        locked = {entry.name: entry.platforms.get(recipe.oci_platform) for entry in lock.images}
-    return tuple(
-        Base(base.name, base.reference, given[base.name], "replaced")
-        if base.name in given
-        else Base(base.name, base.reference, locked.get(base.name), "lock")
-        for base in recipe.image.base
-    )
+    bases = []
+    for base in recipe.image.base:
+        digest = None
+        if base.name not in given and lock is not None:
+            entry = lock.image(base.name)
+            if str(entry.reference) != base.reference:
+                raise LockError(
+                    f"the lock is for {entry.reference}, the recipe says {base.reference}",
+                    remedy="run `nox -s lock -- --images` and review the difference",
+                    where=f"locks/{recipe.name}/images.lock.toml: {base.name}",
+                )
+            digest = entry.digest(recipe.oci_platform)
+        elif base.name in given:
+            digest = given[base.name]
+        bases.append(Base(base.name, base.reference, digest, "replaced" if base.name in given else "lock"))
+    return tuple(bases)
 
 
 def base_folder(work: Path, digest: str) -> Path:

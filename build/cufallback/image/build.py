@@ -22,11 +22,11 @@ from cufallback.recipe import GitSource, Recipe
 from cufallback.store import link_tree, sha256_file, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from cufallback.image.engine import Engine
     from cufallback.plan import BuildPlan, Locks
 
 CONTEXTS = ("wheelhouse", "wheels")
 CHECKS = "opt/vllm/cufallback-checks.json"
+IMAGE_NAME = "cufallback"
 BUILD_ID_LABEL = "cufallback.build-id"
 RECIPE_LABEL = "cufallback.recipe"
 _OCI = "org.opencontainers.image."
@@ -67,7 +67,7 @@ def image_command(recipe: Recipe, bases: Mapping[str, str | None]) -> tuple[str,
     words += ["--platform", recipe.oci_platform, "--network", "none", "--provenance=false", "--sbom=false"]
     words += ["--build-arg", f"PYTHON_VERSION={recipe.python.version}"]
     for name, digest in bases.items():
-        words += ["--build-context", f"{name}=oci-layout://{name.upper()}@{digest or 'DIGEST'}"]
+        words += ["--build-context", f"{name}=oci-layout:///{name.upper()}@{digest or 'DIGEST'}"]
     for name in CONTEXTS:
         words += ["--build-context", f"{name}={name.upper()}"]
     words += ["--output", "type=oci,dest=IMAGE,tar=false,rewrite-timestamp=true,compression=zstd,oci-mediatypes=true"]
@@ -199,6 +199,7 @@ def build_image(
     words = list(image_command(recipe, {base.name: base.digest for base in plan.bases}))
     words += [word for name, value in sorted(labels.items()) for word in ("--label", f"{name}={value}")]
     words += ["--build-arg", f"NVIDIA_REQUIRE_CUDA={needs}", "--progress", "plain"]
+    words += ["--tag", f"{IMAGE_NAME}/{recipe.name}:{plan.short_id}"]  # what `docker load` calls it
     words += [] if use_cache else ["--no-cache"]
     metadata = scratch / "metadata.json"
     real = [_placed(word, places) for word in words]
@@ -232,7 +233,7 @@ def _environment(epoch: int) -> dict[str, str]:
 def _placed(word: str, places: Mapping[str, Path]) -> str:
     """Return a word of :func:`image_command` with the folders of this machine."""
     for name, path in places.items():
-        word = re.sub(rf"(?<==){name.upper()}(?=$|,)|(?<=oci-layout://){name.upper()}(?=@)", str(path), word)
+        word = re.sub(rf"(?<==){name.upper()}(?=$|,)|(?<=oci-layout://)/{name.upper()}(?=@)", str(path), word)
     return word
 
 
@@ -298,7 +299,9 @@ def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[s
     """Demand of the finished image what was asked for; return the report that it carries."""
     config = image.configuration.get("config", {})
     user, environment = str(config.get("User", "")), config.get("Env") or []
-    faults = [f"label {name} is {image.labels.get(name)!r}" for name in labels if image.labels.get(name) != labels[name]]
+    faults = [
+        f"label {name} is {image.labels.get(name)!r}" for name in labels if image.labels.get(name) != labels[name]
+    ]
     if user.partition(":")[0] in ("", "0", "root"):
         faults.append(f"its user is {user or 'root'!r}")
     if needs and f"NVIDIA_REQUIRE_CUDA={needs}" not in environment:

@@ -56,10 +56,9 @@ def find_engine(runner: Runner) -> Engine | NoEngine:
         return NoEngine("docker has no buildx", "install the buildx plugin (package docker-buildx)")
     if isinstance(inspected, NoEngine):
         return NoEngine(f"the builder does not answer: {inspected.why}", "look at `docker buildx ls`")
-    fields = dict(re.findall(r"^(Driver|BuildKit version|Buildkit):\s*(\S+)", inspected, re.MULTILINE))
-    driver = fields.get("Driver", "unknown")
+    driver = _found(r"^Driver:\s*(\S+)", inspected)
     if driver == "docker":
-        if int(re.match(r"\d*", facts["engine"])[0] or 0) < MINIMUM_ENGINE:  # type: ignore[index]
+        if int(_found(r"^(\d+)", facts["engine"], "0")) < MINIMUM_ENGINE:
             remedy = f"upgrade to Docker Engine {MINIMUM_ENGINE} or newer, or use a docker-container builder"
             return NoEngine(f"Docker Engine {facts['engine']} cannot rewrite timestamps", remedy)
         if facts["store"] != "io.containerd.snapshotter.v1":
@@ -68,14 +67,18 @@ def find_engine(runner: Runner) -> Engine | NoEngine:
                 'set {"features": {"containerd-snapshotter": true}} in its daemon.json, or use a docker-container '
                 "builder (`docker buildx create --use`)",
             )
-    version = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", buildx)
     return Engine(
         driver=driver,
         engine=facts["engine"],
         containerd=facts["containerd"],
-        buildx=version[1] if version else "unknown",
-        buildkit=fields.get("BuildKit version", fields.get("Buildkit", "unknown")),
+        buildx=_found(r"\bv?(\d+\.\d+\.\d+\S*)", buildx),
+        buildkit=_found(r"^BuildKit(?: version)?:\s*(\S+)", inspected),
     )
+
+
+def _found(pattern: str, text: str, otherwise: str = "unknown") -> str:
+    match = re.search(pattern, text, re.MULTILINE | re.IGNORECASE)
+    return match[1] if match else otherwise
 
 
 def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
