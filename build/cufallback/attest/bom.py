@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -180,7 +181,11 @@ def check_bom(content: bytes, *, where: str) -> BomFacts:
     """
     document = _parse(content, where)
     _check_schema(content.decode("utf-8"), where)
-    # Not required by the schema, but nothing can be said of a document without them.
+    # The schema leaves the version open and these out, but nothing can be said of a document without them.
+    if document["specVersion"] != "1.6":
+        raise AttestationError(
+            f"is no CycloneDX 1.6 but {document['specVersion']!r}", remedy=_REMEDY, where=f"{where}: specVersion"
+        )
     for place, holder, key in (
         ("metadata.component", document.get("metadata", {}), "component"),
         ("serialNumber", document, "serialNumber"),
@@ -211,9 +216,15 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     return document
 
 
+@cache
+def _validator() -> JsonStrictValidator:
+    """Reading the schema takes longer than holding a document to it."""
+    return JsonStrictValidator(SchemaVersion.V1_6)
+
+
 def _check_schema(text: str, where: str) -> None:
     try:
-        fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+        fault = _validator().validate_str(text)
     except RecursionError as error:
         raise AttestationError("is nested too deep", remedy=_REMEDY, where=where) from error
     if fault is not None:
@@ -266,10 +277,13 @@ def _check_references(document: Mapping[str, Any], where: str) -> None:
             raise AttestationError(
                 f"refers to {value!r}, which is not there", remedy=_REMEDY, where=f"{where}: {place.lstrip('.')}"
             )
-    described = [entry["ref"] for entry in document.get("dependencies", [])]
-    for ref in described:
-        if described.count(ref) > 1:
-            raise AttestationError(f"{ref!r} is described twice", remedy=_REMEDY, where=f"{where}: dependencies")
+    described: set[str] = set()
+    for entry in document.get("dependencies", []):
+        if entry["ref"] in described:
+            raise AttestationError(
+                f"{entry['ref']!r} is described twice", remedy=_REMEDY, where=f"{where}: dependencies"
+            )
+        described.add(entry["ref"])
 
 
 # Keys whose texts are references: of dependencies, of compositions, of workflows.

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyclonedx.model import AttachedText, ExternalReference, ExternalReferenceType, HashType, Property, XsUri
+from cyclonedx.model import (
+    AttachedText,
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
 from cyclonedx.model.component import (
     Commit,
     Component,
@@ -33,7 +41,7 @@ _PREFIX = "cufallback"
 
 def hashes(sha256: str | None) -> list[HashType]:
     """Return the list of hashes that a component with this SHA-256 has; none for None."""
-    return [HashType.from_hashlib_alg("sha256", sha256)] if sha256 else []
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
 
 
 def properties(values: Mapping[str, str]) -> list[Property]:
