@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attest_samples import COMMIT, PICK, production_like, sample_plan, sample_prefetched
 
 from cufallback.attest.bom import check_bom
-from cufallback.attest.components import oci_purl
 from cufallback.attest.debian import DebianPackage, Distro
 from cufallback.attest.licences import Licence, licence_in
-from cufallback.attest.sbom import Base, ImageSubject, Subject, image_bom, wheel_bom
+from cufallback.attest.purls import oci_purl
+from cufallback.attest.sbom import image_bom, wheel_bom
+from cufallback.attest.subjects import BaseImage, ImageSubject, Subject
 from cufallback.errors import AttestationError
 from cufallback.store import canonical_json, sha256_bytes
 
@@ -40,7 +41,7 @@ DEBIAN = Distro("debian", "12", "Debian GNU/Linux 12 (bookworm)")
 IMAGE = ImageSubject(
     "registry.example/team/vllm-cu129",
     f"sha256:{'56' * 32}",
-    (Base("runtime", "docker.io/library/debian:12", f"sha256:{'78' * 32}"),),
+    (BaseImage("runtime", "docker.io/library/debian:12", f"sha256:{'78' * 32}"),),
 )
 
 
