@@ -120,6 +120,13 @@ def test_sources_that_are_not_used_are_no_dependencies() -> None:
     assert not any("github.com" in row.get("uri", "") for row in dependencies(made()))
 
 
+def test_a_local_repository_may_have_a_space_in_its_path() -> None:
+    source = {**PRODUCTION["source"], "origin": "file:///my sources/vllm"}
+    first, pick, *_others = dependencies(made({**PRODUCTION, "source": source}))
+    assert first["uri"] == "git+file:///my%20sources/vllm@v0.27.1"
+    assert pick["uri"] == f"git+file:///my%20sources/vllm@{PICK}"
+
+
 def test_external_parameters_are_what_a_caller_chose() -> None:
     assert json.loads(made())["predicate"]["buildDefinition"]["externalParameters"] == {
         "recipe": {"name": "rehearsal", "sha256": sha256_bytes(PLAN.inputs["rehearsal.toml"])},

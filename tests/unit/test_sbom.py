@@ -122,6 +122,12 @@ def test_the_source_of_a_commit_has_its_vendored_sources_below_it() -> None:
     assert {"fetched:flashmla", "crates:rust/Cargo.lock", f"wheel:{MAIN.filename}"} <= set(incomplete)
 
 
+def test_a_local_repository_may_have_a_space_in_its_path() -> None:
+    source = {**PRODUCTION["source"], "origin": "file:///my sources/vllm"}
+    row = components(wheel(prefetched={**PRODUCTION, "source": source}))[f"source:vllm@{COMMIT}"]
+    assert row["externalReferences"][0]["url"] == "file:///my%20sources/vllm"
+
+
 def test_sources_that_are_not_used_are_not_listed() -> None:
     assert set(components(wheel())) == {"source:vllm@0.27.1"}
 
@@ -250,6 +256,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
         lambda d: d["components"][0].update(licenses=[{"license": {"id": "Nobody-1.0"}}]),
         "no CycloneDX",
     ),
+    "endless URL": (
+        lambda d: d["components"][0].update(externalReferences=[{"type": "vcs", "url": "https://x/" + "a" * 9999}]),
+        "the URL has 10009 characters",
+    ),
     "no root": (lambda d: d["metadata"].pop("component"), "no metadata.component"),
     "no serial": (lambda d: d.pop("serialNumber"), "no serialNumber"),
     "no bom-ref": (lambda d: d["components"][0].pop("bom-ref"), "no bom-ref"),
@@ -281,7 +291,10 @@ def test_a_fault_is_named_with_its_place(name: str) -> None:
     assert str(caught.value.where).startswith("sbom/image.cdx.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'"x"', b"[" * 100_000, b'{"a":' * 50_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"\xff", b'"x"', b"[" * 100_000, b'{"a":' * 50_000, b'{"a":' * 400 + b"1" + b"}" * 400],
+)
 def test_what_is_no_document_is_refused(content: bytes) -> None:
     with pytest.raises(AttestationError):
         check_bom(content, where="x")

@@ -308,6 +308,8 @@ def _source(source: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _git_uri(url: str, ref: str) -> str:
+    # The path of a local repository may have spaces.
+    url = url.replace(" ", "%20")
     return f"git+{url}@{quote(ref)}" if ref else f"git+{url}"
 
 
@@ -316,7 +318,7 @@ def _dependencies(plan: BuildPlan, prefetched: Mapping[str, Any], image: ImageFa
     source = prefetched["source"]
     picks = dict.fromkeys(change["commit"] for change in source["changes"] if change["commit"])
     found = [
-        {"name": "cherry-pick", "uri": f"git+{source['origin']}@{commit}", "digest": {"gitCommit": commit}}
+        {"name": "cherry-pick", "uri": _git_uri(source["origin"], commit), "digest": {"gitCommit": commit}}
         for commit in picks
     ]
     found += [
