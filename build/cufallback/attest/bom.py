@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -26,6 +27,7 @@ Aggregate = Literal["complete", "incomplete", "unknown"]
 
 _REMEDY = "build again; a document is never edited by hand"
 _LARGEST = 64 << 20  # bytes
+_LONGEST_URL = 2048  # characters; the schema's check takes about a millisecond for each
 
 
 def serial_number(*identity: str) -> UUID:
@@ -178,9 +180,27 @@ def check_bom(content: bytes, *, where: str) -> BomFacts:
     Raises:
         AttestationError: naming the first fault and its place.
     """
+    try:
+        return _checked(content, where)
+    except RecursionError as error:
+        raise AttestationError("is nested too deep", remedy=_REMEDY, where=where) from error
+
+
+def _checked(content: bytes, where: str) -> BomFacts:
     document = _parse(content, where)
+    for place, key, value in _strings(document, ""):
+        if key == "url" and len(value) > _LONGEST_URL:
+            raise AttestationError(
+                f"the URL has {len(value)} characters, more than {_LONGEST_URL}",
+                remedy=_REMEDY,
+                where=f"{where}: {place.lstrip('.')}",
+            )
     _check_schema(content.decode("utf-8"), where)
-    # Not required by the schema, but nothing can be said of a document without them.
+    # The schema leaves the version open and these out, but nothing can be said of a document without them.
+    if document["specVersion"] != "1.6":
+        raise AttestationError(
+            f"is no CycloneDX 1.6 but {document['specVersion']!r}", remedy=_REMEDY, where=f"{where}: specVersion"
+        )
     for place, holder, key in (
         ("metadata.component", document.get("metadata", {}), "component"),
         ("serialNumber", document, "serialNumber"),
@@ -204,18 +224,21 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
         raise AttestationError(f"has more than {_LARGEST} bytes", remedy=_REMEDY, where=where)
     try:
         document = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise AttestationError(f"is no UTF-8 JSON: {error}", remedy=_REMEDY, where=where) from error
     if not isinstance(document, dict):
         raise AttestationError("is no JSON object", remedy=_REMEDY, where=where)
     return document
 
 
+@cache
+def _validator() -> JsonStrictValidator:
+    """Reading the schema takes longer than holding a document to it."""
+    return JsonStrictValidator(SchemaVersion.V1_6)
+
+
 def _check_schema(text: str, where: str) -> None:
-    try:
-        fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    except RecursionError as error:
-        raise AttestationError("is nested too deep", remedy=_REMEDY, where=where) from error
+    fault = _validator().validate_str(text)
     if fault is not None:
         place = ".".join(str(part) for part in fault.data.absolute_path) or "top"
         message = str(fault.data.message)
@@ -266,10 +289,13 @@ def _check_references(document: Mapping[str, Any], where: str) -> None:
             raise AttestationError(
                 f"refers to {value!r}, which is not there", remedy=_REMEDY, where=f"{where}: {place.lstrip('.')}"
             )
-    described = [entry["ref"] for entry in document.get("dependencies", [])]
-    for ref in described:
-        if described.count(ref) > 1:
-            raise AttestationError(f"{ref!r} is described twice", remedy=_REMEDY, where=f"{where}: dependencies")
+    described: set[str] = set()
+    for entry in document.get("dependencies", []):
+        if entry["ref"] in described:
+            raise AttestationError(
+                f"{entry['ref']!r} is described twice", remedy=_REMEDY, where=f"{where}: dependencies"
+            )
+        described.add(entry["ref"])
 
 
 # Keys whose texts are references: of dependencies, of compositions, of workflows.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from cyclonedx.model import AttachedText, ExternalReference, ExternalReferenceType, HashType, Property, XsUri
+from cyclonedx.model import (
+    AttachedText,
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
 from cyclonedx.model.component import (
     Commit,
     Component,
@@ -25,6 +31,7 @@ from packageurl import PackageURL
 
 from cufallback.attest.debian import DebianPackage, Distro
 from cufallback.attest.licences import Licence
+from cufallback.attest.purls import git_purl, oci_purl, python_purl
 from cufallback.errors import AttestationError
 from cufallback.store import sha256_bytes
 
@@ -33,46 +40,12 @@ _PREFIX = "cufallback"
 
 def hashes(sha256: str | None) -> list[HashType]:
     """Return the list of hashes that a component with this SHA-256 has; none for None."""
-    return [HashType.from_hashlib_alg("sha256", sha256)] if sha256 else []
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
 
 
 def properties(values: Mapping[str, str]) -> list[Property]:
     """Return properties in this program's namespace."""
     return [Property(name=f"{_PREFIX}:{name}", value=value) for name, value in values.items()]
-
-
-def python_purl(name: str, version: str, **qualifiers: str) -> PackageURL:
-    """Return ``pkg:pypi/name@version``; a local version's ``+`` becomes ``%2B``."""
-    normal = re.sub(r"[-_.]+", "-", name).lower()
-    return PackageURL("pypi", None, normal, version, qualifiers)
-
-
-def git_purl(url: str, commit: str) -> PackageURL:
-    """Return the package URL of a commit: of type github where the repository is there, else generic."""
-    parts = urlsplit(url)
-    path = parts.path.strip("/").removesuffix(".git").split("/")
-    if parts.hostname == "github.com" and len(path) == 2:
-        return PackageURL("github", path[0], path[1], commit)
-    return PackageURL("generic", None, path[-1] or "source", commit, {"vcs_url": f"git+{url}@{commit}"})
-
-
-def oci_purl(reference: str, digest: str) -> PackageURL:
-    """Return ``pkg:oci/<last part>@sha256:…`` of an image.
-
-    Args:
-        reference: such as ``docker.io/library/debian:12``; of a path of this machine only the last part is told.
-        digest: of its manifest or index.
-    """
-    scheme, _, path = reference.rpartition("oci-layout:")
-    path = path.partition("@")[0]
-    repository, colon, tag = path.rpartition(":")
-    if not colon or "/" in tag:
-        repository, tag = path, ""
-    name = repository.rstrip("/").rpartition("/")[2].lower()
-    qualifiers = {"tag": tag} if tag else {}
-    if "/" in repository and not scheme and not repository.startswith(("/", ".")):
-        qualifiers["repository_url"] = repository.lower()
-    return PackageURL("oci", None, name or "image", digest, qualifiers)
 
 
 def wheel(name: str, version: str, filename: str, sha256: str | None) -> Component:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import dataclass
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -52,7 +52,7 @@ def licence_in(metadata: bytes) -> Licence:
     ``License-Expression`` (PEP 639) counts first, then a short ``License`` that is an SPDX expression, then the
     classifiers and a short ``License`` as names.
     """
-    headers = BytesHeaderParser().parsebytes(metadata)
+    headers = HeaderParser().parsestr(metadata.decode("utf-8", "replace"))
 
     def values(name: str) -> list[str]:
         found = (" ".join(str(value).split()) for value in headers.get_all(name, ()))

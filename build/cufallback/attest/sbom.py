@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cyclonedx.model.component import Component
 
 from cufallback.attest import components as part
 from cufallback.attest.bom import Aggregate, Assembly, formula, serial_number
+from cufallback.attest.subjects import ImageSubject, Subject
 
 if TYPE_CHECKING:
     from cufallback.attest.debian import DebianPackage, Distro
@@ -19,35 +19,6 @@ if TYPE_CHECKING:
 
 EMBEDDED_NAME = "cufallback.cdx.json"
 """File name inside ``.dist-info/sboms/`` (PEP 770)."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A built wheel. ``sha256`` is None while the document is written that goes into it."""
-
-    name: str
-    version: str
-    filename: str
-    kind: Literal["main", "cuda-probe"]
-    sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class Base:
-    """A base image of the build. ``reference`` has registry, repository and tag, or starts with ``oci-layout:``."""
-
-    name: str
-    reference: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class ImageSubject:
-    """A built image. ``name`` is its repository, ``bases[0]`` what its last stage starts from."""
-
-    name: str
-    digest: str
-    bases: tuple[Base, ...]
 
 
 def wheel_bom(
