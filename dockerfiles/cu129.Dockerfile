@@ -2,6 +2,7 @@
 # digest in images.lock.toml. No step has a network: all that is installed comes from these contexts:
 #   wheelhouse   uv, runtime.txt and every wheel that it names with its hash
 #   wheels       built.txt, the wheels of this build, and expectation.json
+# uv leaves a uv_cache.json with the time of each local wheel; it goes again, out of RECORD too.
 # SOURCE_DATE_EPOCH stands in every stage with a RUN: Python then writes hash-checked bytecode, which holds no time.
 
 FROM base AS dependencies
@@ -15,7 +16,9 @@ RUN --network=none --mount=type=bind,from=wheelhouse,target=/mnt \
     && export UV_NO_CONFIG=1 UV_OFFLINE=1 UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy \
     && /mnt/uv venv --quiet --python "python${PYTHON_VERSION}" /opt/vllm \
     && /mnt/uv pip install --quiet --python /opt/vllm --no-index --find-links /mnt \
-        --require-hashes --no-deps --compile-bytecode --requirements /mnt/runtime.txt
+        --require-hashes --no-deps --compile-bytecode --requirements /mnt/runtime.txt \
+    && find /opt/vllm -name uv_cache.json | while read -r file; do \
+        sed -i '/uv_cache\.json/d' "${file%/*}/RECORD" && rm "$file"; done
 
 # A layer of its own: another build of the same locks shares the one below it.
 FROM dependencies AS installed
@@ -23,7 +26,9 @@ ARG SOURCE_DATE_EPOCH
 RUN --network=none --mount=type=bind,from=wheelhouse,target=/mnt --mount=type=bind,from=wheels,target=/media \
     export UV_NO_CONFIG=1 UV_OFFLINE=1 UV_NO_CACHE=1 UV_LINK_MODE=copy \
     && /mnt/uv pip install --quiet --python /opt/vllm --no-index --find-links /media \
-        --require-hashes --no-deps --compile-bytecode --requirements /media/built.txt
+        --require-hashes --no-deps --compile-bytecode --requirements /media/built.txt \
+    && find /opt/vllm -name uv_cache.json | while read -r file; do \
+        sed -i '/uv_cache\.json/d' "${file%/*}/RECORD" && rm "$file"; done
 
 FROM installed AS environment
 ARG NVIDIA_REQUIRE_CUDA
