@@ -42,9 +42,9 @@ def blob(layout: Path, content: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
 
-def write_image(layout: Path) -> str:
+def write_image(layout: Path, content: bytes) -> str:
     """Write an OCI layout with one image of one layer; return the hex digits of its manifest's digest."""
-    layer = blob(layout, b"\0" * 1024, "application/vnd.oci.image.layer.v1.tar")
+    layer = blob(layout, content, "application/vnd.oci.image.layer.v1.tar")
     config = {
         "architecture": "amd64",
         "os": "linux",
@@ -63,13 +63,13 @@ def write_image(layout: Path) -> str:
     return str(top["digest"]).removeprefix("sha256:")
 
 
-def write_build(folder: Path) -> Build:
+def write_build(folder: Path, layer: bytes = b"\0" * 1024) -> Build:
     """Write two wheels, an image, their SBOMs, the provenance, the record and the checksums."""
     (folder / "wheels").mkdir(parents=True)
     for name in WHEELS:
         (folder / "wheels" / name).write_bytes(f"the bytes of {name}".encode())
     wheels = tuple(Subject(name, sha256_file(folder / "wheels" / name)) for name in WHEELS)
-    image = Subject("image", write_image(folder / "image"))
+    image = Subject("image", write_image(folder / "image", layer))
     (folder / "sbom").mkdir()
     for subject in (*wheels, image):
         kind = "container" if subject is image else "library"

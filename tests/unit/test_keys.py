@@ -132,6 +132,7 @@ BAD_PRIVATE: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
     ),
     "cosign": (lambda folder, key: written(folder, COSIGN.format("SIGSTORE", "SIGSTORE")), "cosign's own"),
     "old cosign": (lambda folder, key: written(folder, COSIGN.format("COSIGN", "COSIGN")), "cosign's own"),
+    "two keys": (lambda folder, key: written(folder, key.read_text() * 2), "PRIVATE KEY, PRIVATE KEY instead"),
     "encrypted": (lambda folder, key: converted("pkcs8-encrypted", key, folder), "there is no password"),
 }
 
@@ -197,6 +198,7 @@ BAD_PUBLIC: dict[str, tuple[Callable[[Path, Path], Path], str]] = {
         lambda folder, key: written(folder, key.with_suffix(".pub").read_text() + key.read_text()),
         "a private key",
     ),
+    "two keys": (lambda folder, key: written(folder, key.with_suffix(".pub").read_text() * 2), "instead of one"),
     "damaged": (
         lambda folder, key: written(folder, damaged(key.with_suffix(".pub").read_text())),
         "cannot be decoded",

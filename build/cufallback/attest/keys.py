@@ -68,21 +68,21 @@ def load_public_key(path: Path) -> Key:
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     where, text = str(path), _read(path, private=False)
-    blocks = {found[1]: found[0] for found in _BLOCK.finditer(text)}
-    if any("PRIVATE" in label for label in blocks):
+    labels, blocks = _blocks(text)
+    if any("PRIVATE" in label for label in labels):
         raise KeyFileError(
             "holds a private key where a public one is wanted",
             remedy="give the public half: openssl pkey -in cosign.pem -pubout -out cosign.pub",
             where=where,
         )
-    if list(blocks) != ["PUBLIC KEY"]:
+    if labels != ["PUBLIC KEY"]:
         raise KeyFileError(
-            f"holds {', '.join(blocks) or 'no PEM block'} instead of one PUBLIC KEY",
+            f"holds {', '.join(labels) or 'no PEM block'} instead of one PUBLIC KEY",
             remedy="give the file that openssl pkey -pubout or cosign generate-key-pair wrote (cosign.pub)",
             where=where,
         )
     try:
-        key = load_pem_public_key(blocks["PUBLIC KEY"].encode())
+        key = load_pem_public_key(blocks[0].encode())
     except (ValueError, UnsupportedAlgorithm):
         raise KeyFileError("the public key cannot be decoded", remedy="fetch the file again", where=where) from None
     return _verifier(key, where)
@@ -122,21 +122,27 @@ def _require_own(facts: os.stat_result, where: str) -> None:
 
 def _private_block(text: str, where: str) -> str:
     """Return the one private key block; parameters that ``openssl ecparam`` writes before it are left out."""
-    blocks = {found[1]: found[0] for found in _BLOCK.finditer(text) if found[1] != "EC PARAMETERS"}
-    if any(label.startswith(("ENCRYPTED SIGSTORE", "ENCRYPTED COSIGN")) for label in blocks):
+    labels, blocks = _blocks(text, leave_out="EC PARAMETERS")
+    if any(label.startswith(("ENCRYPTED SIGSTORE", "ENCRYPTED COSIGN")) for label in labels):
         raise KeyFileError(
             "is in cosign's own encrypted format, which only cosign reads",
             remedy=f"{_MAKE}; cosign verifies with that public key",
             where=where,
         )
-    if len(blocks) != 1 or next(iter(blocks)) not in _PRIVATE:
+    if len(labels) != 1 or labels[0] not in _PRIVATE:
         # Labels only: whatever else stands in the text may be a key.
         raise KeyFileError(
-            f"holds {', '.join(blocks) or 'no PEM block'} instead of one private key (PKCS#8 or SEC1)",
+            f"holds {', '.join(labels) or 'no PEM block'} instead of one private key (PKCS#8 or SEC1)",
             remedy=_MAKE,
             where=where,
         )
-    return next(iter(blocks.values()))
+    return blocks[0]
+
+
+def _blocks(text: str, *, leave_out: str = "") -> tuple[list[str], list[str]]:
+    """Return the labels of the PEM blocks in a text, and the blocks."""
+    found = [match for match in _BLOCK.finditer(text) if match[1] != leave_out]
+    return [match[1] for match in found], [match[0] for match in found]
 
 
 def _password(environ: Mapping[str, str], ask: Callable[[], str] | None, where: str) -> bytes:

@@ -22,7 +22,8 @@ VERIFICATION_PREDICATE = "https://in-toto.io/attestation/svr/v0.2"
 
 # Who verified. The number goes up when other things are verified.
 VERIFIER_ID = "urn:cufallback:verify:1"
-VERIFIED_PROPERTIES = ("CUFALLBACK_RECORD_VERIFIED",)
+# Scoped by the verifier, as the predicate's specification recommends.
+VERIFIED_PROPERTIES = tuple(f"CUFALLBACK_{what}" for what in ("RECORD_VERIFIED",))
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _REMEDY = "do not use it; ask who sent it for another one"
