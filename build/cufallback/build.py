@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,6 +174,7 @@ def build(
     Raises:
         CufallbackError: every failure, of the class that names its kind.
     """
+    from cufallback.attest.provenance import builder_of
     from cufallback.stages import STAGES
 
     names = [stage.name for stage in STAGES]
@@ -205,7 +207,7 @@ def build(
     if require_image and hindrance is not None:
         raise ImageError(f"no image can be built here: {hindrance[0]}", remedy=hindrance[1] or "give it an [image]")
     target = dist.resolve() / plan.recipe.name / plan.short_id
-    builder = "x"
+    builder = builder_of(os.environ)
     pipeline = Pipeline(
         plan=plan,
         stages=STAGES,
@@ -217,7 +219,7 @@ def build(
         clock=clock,
         settings={
             "image tools": Setting(tools, tools.key()),
-            "builder": Setting(builder, "x"),
+            "builder": Setting(builder, f"{builder}"),
             "dist": Setting(target, str(target)),
         },
     )

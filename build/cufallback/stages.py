@@ -390,11 +390,12 @@ def image(context: Context) -> Outcome:
 
 def attest(context: Context) -> Outcome:
     """Write the SBOM of each wheel and of the image, and the provenance of all."""
-    from cufallback.attest.documents import SBOMS, write_sboms
+    from cufallback.attest.documents import PROVENANCE, SBOMS, write_provenance, write_sboms
     from cufallback.image.layout import read_image
+    from cufallback.record import INSPECTION
 
     image = context.result("image")["image"]
-    write_sboms(
+    sboms = write_sboms(
         context.folder,
         context.plan,
         context.result("prefetch"),
@@ -402,18 +403,28 @@ def attest(context: Context) -> Outcome:
         image=read_image(context.earlier("image") / "image", image["manifest"]["digest"]) if image else None,
         wheelhouse=context.earlier("prefetch") / "wheelhouse" / "runtime",
     )
-    return Outcome({}, (context.folder / SBOMS,))
+    logs = sorted(log for stage in ("wheels", "image") for log in (context.earlier(stage) / "logs").glob("*"))
+    byproducts = [
+        *((f"logs/{log.name}", sha256_file(log)) for log in logs),
+        *((f"{SBOMS}/{sbom.name}", sha256_file(sbom)) for sbom in sboms),
+        (INSPECTION, sha256_file(context.earlier("inspect") / INSPECTION)),
+    ]
+    document = context.folder / PROVENANCE
+    write_provenance(document, context, byproducts)
+    return Outcome({}, (context.folder / SBOMS, document))
 
 
 def record(context: Context) -> Outcome:
     """Lay out ``dist/<recipe>/<build id>/`` whole or not at all, and verify it."""
+    from cufallback.attest.documents import PROVENANCE, SBOMS
     from cufallback.record import write_record
     from cufallback.verify import verify
 
     with replaced_folder(context.dist) as folder:
         for name in ("wheels", "logs"):
             shutil.copytree(context.earlier("wheels") / name, folder / name)
-        shutil.copytree(context.earlier("attest") / "sbom", folder / "sbom")
+        shutil.copytree(context.earlier("attest") / SBOMS, folder / SBOMS)
+        shutil.copyfile(context.earlier("attest") / PROVENANCE, folder / PROVENANCE)
         if context.result("image")["image"]:
             link_tree(context.earlier("image") / "image", folder / "image")  # linked: it has gigabytes
             shutil.copytree(context.earlier("image") / "logs", folder / "logs", dirs_exist_ok=True)

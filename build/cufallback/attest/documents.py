@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from cufallback.store import write_atomic
 
 if TYPE_CHECKING:
-    from cufallback.attest.sbom import Subject
+    from cufallback.attest.subjects import BaseImage, Subject
     from cufallback.image.layout import Image
+    from cufallback.pipeline import Context
     from cufallback.plan import BuildPlan
 
+PROVENANCE = "provenance.intoto.json"
 SBOMS = "sbom"
 IMAGE_SBOM = f"{SBOMS}/image.cdx.json"
 
@@ -26,11 +28,26 @@ def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> S
     """Return the SBOM's subject for one wheel of a build; the main wheel is number 0."""
     from packaging.utils import parse_wheel_filename
 
-    from cufallback.attest.sbom import Subject
+    from cufallback.attest.subjects import Subject
 
     name, version, _build, _tags = parse_wheel_filename(filename)
     kind: Literal["main", "cuda-probe"] = "main" if number == 0 else "cuda-probe"
     return Subject(name, str(version), filename, kind, sha256)
+
+
+def image_name(plan: BuildPlan) -> str:
+    """Return what documents call the image of a plan, whatever registry it goes to."""
+    return f"cufallback/{plan.recipe.name}"
+
+
+def base_images(plan: BuildPlan) -> tuple[BaseImage, ...]:
+    """Return the base images of a plan as documents name them; where a replaced one lay is not told."""
+    from cufallback.attest.subjects import BaseImage
+
+    return tuple(
+        BaseImage(base.name, base.reference if base.origin == "lock" else f"oci-layout:{base.name}", base.digest or "")
+        for base in plan.bases
+    )
 
 
 def write_sboms(
@@ -54,7 +71,8 @@ def write_sboms(
     """
     from cufallback.attest.debian import SYSTEM_FILES, read_system
     from cufallback.attest.licences import licence_of
-    from cufallback.attest.sbom import Base, ImageSubject, image_bom, wheel_bom
+    from cufallback.attest.sbom import image_bom, wheel_bom
+    from cufallback.attest.subjects import ImageSubject
     from cufallback.image.layout import find_files
 
     subjects = [
@@ -66,12 +84,8 @@ def write_sboms(
         write_atomic(written[-1], wheel_bom(subject, plan, prefetched, identity=plan.wheels_id))
     if image is not None:
         packages, distro = read_system(find_files(image, SYSTEM_FILES))
-        bases = tuple(
-            Base(base.name, base.reference if base.origin == "lock" else f"oci-layout:{base.name}", base.digest or "")
-            for base in plan.bases
-        )
         content = image_bom(
-            ImageSubject(plan.recipe.name, image.digest, bases),
+            ImageSubject(image_name(plan), image.digest, base_images(plan)),
             plan,
             prefetched,
             subjects,
@@ -82,3 +96,39 @@ def write_sboms(
         written.append(folder / IMAGE_SBOM)
         write_atomic(written[-1], content)
     return written
+
+
+def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[str, str]]) -> None:
+    """Write the provenance of a build: its subjects are the wheels and, where there is one, the image's manifest.
+
+    Args:
+        path: of the new file.
+        context: of the attest stage.
+        byproducts: path in the build folder and SHA-256 of logs, inspection and SBOMs.
+    """
+    from cufallback.attest.provenance import ImageFacts, provenance
+    from cufallback.store import sha256_bytes
+
+    plan, image = context.plan, context.result("image")["image"]
+    wheels = context.result("wheels")["subjects"]
+    subjects = [(Path(wheel["path"]).name, wheel["sha256"]) for wheel in wheels]
+    facts = None
+    if image is not None and plan.recipe.image is not None:
+        subjects.append((image_name(plan), image["manifest"]["digest"].removeprefix("sha256:")))
+        file = plan.recipe.image.dockerfile
+        definition = (f"dockerfiles/{file}", sha256_bytes(plan.definition[file]))
+        facts = ImageFacts(base_images(plan), definition, image["engine"])
+    started = context.states["prefetch"].started
+    content = provenance(
+        plan,
+        context.result("prefetch"),
+        subjects,
+        builder=context.settings["builder"].value,
+        started=started,
+        finished=max(started, context.clock()),
+        invocation=f"{plan.short_id}-{int(started)}",
+        isolation={Path(wheel["path"]).name: wheel["isolation"]["statement"] for wheel in wheels},
+        image=facts,
+        byproducts=byproducts,
+    )
+    write_atomic(path, content)
