@@ -78,6 +78,11 @@ class Network:
         """Return it as a file can hold it, for a process that ends what another one started."""
         return json.dumps(vars(self))
 
+    @classmethod
+    def from_json(cls, text: str) -> Network:
+        """Read what :meth:`to_json` wrote."""
+        return cls(**json.loads(text))
+
     def restore(self) -> None:
         """Put the state back."""
         if _has_bridge() and not self.had_bridge:
@@ -197,7 +202,7 @@ class PrivateEngine:
         self._end_leftovers()
         before = self.run / "network.json"
         if before.exists():
-            Network(**json.loads(before.read_text())).restore()
+            Network.from_json(before.read_text()).restore()
             before.unlink()
         for group in sorted(Path("/sys/fs/cgroup").glob(f"**/{CGROUP}/**/"), reverse=True):
             with contextlib.suppress(OSError):

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
 
-PIECE = 1 << 20
+PIECE = 1 << 20  # bytes
+TLS_HANDSHAKE = b"\x16"  # content type of the first record (RFC 8446, section 5.1)
 # Of one connection, not of the message (RFC 9110, section 7.6.1).
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -37,6 +38,11 @@ class Request:
     headers: Mapping[str, str]
     status: int | None = None
 
+    @property
+    def line(self) -> str:
+        """``METHOD /path``."""
+        return f"{self.method} {self.path}"
+
 
 @dataclass
 class Exchange:
@@ -48,7 +54,7 @@ class Exchange:
 
     def matches(self, pattern: str) -> bool:
         """Say whether ``METHOD /path`` matches a regular expression somewhere."""
-        return re.search(pattern, f"{self.request.method} {self.request.path}") is not None
+        return re.search(pattern, self.request.line) is not None
 
     def answer(self, status: int, code: str, **headers: str) -> None:
         """Answer with an error document of the OCI distribution specification; ``_`` in names of headers is ``-``."""
@@ -139,15 +145,23 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     request_seen: Request
 
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client has gone, or the registry
+            if self.rfile.peek(1)[:1] == TLS_HANDSHAKE:
+                # What makes a client that tries HTTPS first fall back to HTTP on loopback, as dockerd does.
+                self.rfile.read1()
+                self.wfile.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+            else:
+                super().handle()
+
     def do(self) -> None:
         self.close_connection = True  # one exchange per connection: nothing of a faulty one is left to the next
         self.request_seen = Request(self.command, self.path, self.headers)
         self.server.front.requests.append(self.request_seen)
         exchange = Exchange(self.request_seen, self)
-        with contextlib.suppress(ConnectionError):  # the client has gone
-            self.server.fault(exchange)
-            if not exchange.done:
-                exchange.forward()
+        self.server.fault(exchange)
+        if not exchange.done:
+            exchange.forward()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = do
 
