@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,9 +126,9 @@ def test_the_base_runs_with_a_whole_python_and_says_its_packages(
 ) -> None:
     image = read_image(base_layout.folder, base_layout.digest)
     assert image.platform == "linux/amd64"
-    found = find_files(image, re.compile(r"var/lib/dpkg/status|usr/share/doc/(python3\.11|libssl3)/.*"))
-    assert b"Package: libstdc++6\n" in found.pop("var/lib/dpkg/status")
-    assert sorted(found) == ["usr/share/doc/libssl3/copyright"] or "usr/share/doc/python3.11/copyright" in found
+    found = find_files(image, re.compile(r"var/lib/dpkg/status|usr/share/doc/libssl3/.*"))
+    assert sorted(found) == ["usr/share/doc/libssl3/copyright", "var/lib/dpkg/status"]
+    assert b"Package: libstdc++6\n" in found["var/lib/dpkg/status"]
 
     loaded = output("docker", "load", "--input", base_layout.archive(tmp_path / "base.tar"))
     name = loaded.removeprefix("Loaded image: ")
@@ -141,17 +142,11 @@ def test_the_base_runs_with_a_whole_python_and_says_its_packages(
 
 
 def test_a_damaged_base_in_the_cache_is_not_used(base_layout: BaseLayout, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    (copy / "blobs/sha256").mkdir(parents=True)
-    for name in ("oci-layout", "index.json"):
-        (copy / name).write_bytes((base_layout.folder / name).read_bytes())
-    for path in (base_layout.folder / "blobs/sha256").iterdir():
-        os.link(base_layout.folder / "blobs/sha256" / path.name, path)
+    copy = shutil.copytree(base_layout.folder, tmp_path / "copy")
     assert cached_base(copy) == BaseLayout(copy, base_layout.digest)
-    (layer,) = read_image(copy).layers
-    data = read_image(copy).blob(layer).read_bytes()
-    read_image(copy).blob(layer).unlink()
-    read_image(copy).blob(layer).write_bytes(data[:-1])
+    image = read_image(copy)
+    (layer,) = image.layers
+    os.truncate(image.blob(layer), layer.size - 1)
     assert cached_base(copy) is None
 
 
@@ -159,7 +154,8 @@ def test_a_damaged_base_in_the_cache_is_not_used(base_layout: BaseLayout, tmp_pa
 LIFE = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from tests.services.engine import FORWARD, Network, PrivateEngine, _command, engine_answers, private_engine
+from tests.services.engine import PrivateEngine, _command, engine_answers, private_engine
+from tests.services.network import FORWARD, Network
 
 FORWARD.write_text("0")
 engine = PrivateEngine(Path(sys.argv[1]), Path(sys.argv[2]), network=sys.argv[3] == "network")
@@ -188,7 +184,7 @@ print("all as before")
 @pytest.mark.parametrize(("network", "end"), [("network", "asked"), ("network", "killed"), ("beside", "asked")])
 def test_an_engine_leaves_the_machine_as_it_was(engine: str, tmp_path: Path, network: str, end: str) -> None:
     run = Path("/run") / f"cufallback-{os.getpid()}"
-    words = ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, "-c", LIFE]
+    words = ("unshare", "--net", "--mount", "--propagation", "private", sys.executable, "-c", LIFE)
     try:
         shown = output(
             *(*words, run, tmp_path / "data", network, end), PYTHONPATH=os.pathsep.join((str(CHECKOUT), "build"))

@@ -14,12 +14,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.services.debian import PATH, install, program
+from tests.services.network import Network
 
 OLDEST = 24  # dockerd's major version; older ones lack or only try out the containerd image store
 STORE = "io.containerd.snapshotter"
@@ -58,56 +61,6 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     return " ".join((os.path.basename(words[0]), *words[1:])).strip()  # noqa: PTH119 - no path, perhaps empty
-
-
-@dataclass(frozen=True)
-class Network:
-    """What dockerd changes in the network and leaves behind: forwarding, rules of iptables, the link docker0."""
-
-    forward: str
-    rules: str
-    had_bridge: bool
-
-    @classmethod
-    def now(cls) -> Network:
-        """Read the present state of this network namespace."""
-        rules = "".join(_iptables_save(table) for table in ("filter", "nat"))
-        return cls(FORWARD.read_text(), rules, _has_bridge())
-
-    def to_json(self) -> str:
-        """Return it as a file can hold it, for a process that ends what another one started."""
-        return json.dumps(vars(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Network:
-        """Read what :meth:`to_json` wrote."""
-        return cls(**json.loads(text))
-
-    def restore(self) -> None:
-        """Put the state back."""
-        if _has_bridge() and not self.had_bridge:
-            subprocess.run(["ip", "link", "delete", "docker0"], env=_environment(), check=False, capture_output=True)
-        if self.rules:
-            subprocess.run(["iptables-restore"], input=self.rules, text=True, env=_environment(), check=True)
-        FORWARD.write_text(self.forward)
-
-
-FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PATH": PATH}
-
-
-def _has_bridge() -> bool:
-    # Not /sys/class/net: in a new network namespace it still shows the old one's links.
-    return any(line.strip().startswith("docker0:") for line in Path("/proc/net/dev").read_text().splitlines())
-
-
-def _iptables_save(table: str) -> str:
-    done = subprocess.run(["iptables-save", "-t", table], env=_environment(), capture_output=True, text=True)
-    # Without the comments, which hold the time, two equal states are equal texts.
-    return "".join(f"{line}\n" for line in done.stdout.splitlines() if not line.startswith("#"))
 
 
 @dataclass(frozen=True)
@@ -156,7 +109,7 @@ class PrivateEngine:
         before = self.run / "network.json"
         if self.network and not before.exists():  # a run that was killed has left the true one
             before.write_text(Network.now().to_json())
-        settings = {
+        settings: dict[str, Any] = {
             "features": {"containerd-snapshotter": True},
             "data-root": str(self.data),
             "exec-root": str(self.run / "exec"),
@@ -176,7 +129,7 @@ class PrivateEngine:
         pid = os.posix_spawn(
             dockerd,
             ["dockerd", "--config-file", str(self.run / "daemon.json")],
-            _environment(),
+            os.environ | {"PATH": PATH},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
@@ -208,7 +161,7 @@ class PrivateEngine:
             with contextlib.suppress(OSError):
                 group.rmdir()
         for mount in sorted(self._mounts(), reverse=True):
-            subprocess.run(["umount", mount], env=_environment(), check=False, capture_output=True)
+            subprocess.run(["umount", mount], env=os.environ | {"PATH": PATH}, check=False, capture_output=True)
         if not self._mounts():  # never delete what a container had mounted
             shutil.rmtree(self.data, ignore_errors=True)
             for path in self.run.iterdir():
@@ -230,7 +183,7 @@ class PrivateEngine:
             except (OSError, ValueError):
                 continue
             if self._is_ours(pid, name):
-                _end(pid, lambda pid=pid, name=name: self._is_ours(pid, name))
+                _end(pid, partial(self._is_ours, pid, name))
             (self.run / path).unlink(missing_ok=True)
         (self.run / "docker.sock").unlink(missing_ok=True)
 
@@ -265,23 +218,29 @@ def private_engine(engine: PrivateEngine) -> Iterator[None]:
     """Install what is missing, run the engine, and set the environment so that every client finds it."""
     if not _is_installed():
         install()
-    with engine.shared() as host, changed_environment() as environment:
-        for name in MISLEADING:
-            environment.pop(name, None)
-        environment["DOCKER_HOST"] = host
-        environment["DOCKER_CONFIG"] = str(engine.run / "config")
+    changes: dict[str, str | None] = dict.fromkeys(MISLEADING)
+    changes |= {"DOCKER_HOST": engine.host, "DOCKER_CONFIG": str(engine.run / "config")}
+    with engine.shared(), changed_environment(changes):
         yield
 
 
 @contextlib.contextmanager
-def changed_environment() -> Iterator[os._Environ[str]]:
-    """Yield os.environ to change; on leaving it is as before."""
-    before = dict(os.environ)
+def changed_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables, or unset those with None; put them back on leaving."""
+    before = {name: os.environ.get(name) for name in changes}
     try:
-        yield os.environ
+        _set_environment(changes)
+        yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _is_installed() -> bool:

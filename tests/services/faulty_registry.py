@@ -12,12 +12,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import io
 import itertools
 import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
 
@@ -35,7 +37,7 @@ class Request:
 
     method: str
     path: str
-    headers: Mapping[str, str]
+    headers: Message
     status: int | None = None
 
     @property
@@ -143,6 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
     server: _Server
+    rfile: io.BufferedReader  # type: ignore[assignment]
     request_seen: Request
 
     def handle(self) -> None:

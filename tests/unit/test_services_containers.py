@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import re
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.services import engine as engine_module
 from tests.services.debian import debian_sources
-from tests.services.engine import Network, PrivateEngine, another_engine_runs, changed_environment
+from tests.services.engine import PrivateEngine, another_engine_runs, changed_environment
 from tests.services.faulty_registry import (
     Fault,
     FaultyRegistry,
@@ -25,6 +26,7 @@ from tests.services.faulty_registry import (
     running_front,
     server_errors,
 )
+from tests.services.network import Network
 
 pytest_plugins = ["pytester"]
 
@@ -80,10 +82,10 @@ def front() -> Iterator[Callable[[Fault], FaultyRegistry]]:
         yield lambda fault: stack.enter_context(running_front(f"127.0.0.1:{server.server_address[1]}", fault))
 
 
-def ask(front: FaultyRegistry, method: str, path: str, **options: object) -> tuple[http.client.HTTPMessage, int, bytes]:
+def ask(front: FaultyRegistry, method: str, path: str, **options: Any) -> tuple[http.client.HTTPMessage, int, bytes]:
     connection = http.client.HTTPConnection(front.address, timeout=10)
     try:
-        connection.request(method, path, **options)  # type: ignore[arg-type]
+        connection.request(method, path, **options)
         answer = connection.getresponse()
         return answer.headers, answer.status, answer.read()
     finally:
@@ -211,7 +213,7 @@ def test_a_process_that_only_mentions_dockerd_is_no_engine(monkeypatch: pytest.M
 
 def test_what_is_no_longer_ours_is_not_ended(tmp_path: Path) -> None:
     """The identifier in the file of a run that was killed belongs to this test by now."""
-    (tmp_path / "docker.pid").write_text(re.sub(r"\D.*", "", Path("/proc/self/stat").read_text()))
+    (tmp_path / "docker.pid").write_text(str(os.getpid()))
     PrivateEngine(tmp_path, tmp_path / "data")._end_leftovers()
     assert list(tmp_path.iterdir()) == []
 
@@ -224,11 +226,11 @@ def test_the_state_of_the_network_survives_its_file() -> None:
 def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONTEXT", "mine")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    with changed_environment() as environment:
-        del environment["DOCKER_CONTEXT"]
-        environment["DOCKER_HOST"] = "unix:///x"
-    assert engine_module.os.environ["DOCKER_CONTEXT"] == "mine"
-    assert "DOCKER_HOST" not in engine_module.os.environ
+    with changed_environment({"DOCKER_CONTEXT": None, "DOCKER_HOST": "unix:///x"}):
+        assert "DOCKER_CONTEXT" not in os.environ
+        assert os.environ["DOCKER_HOST"] == "unix:///x"
+    assert os.environ["DOCKER_CONTEXT"] == "mine"
+    assert "DOCKER_HOST" not in os.environ
 
 
 INNER = """
