@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
     server: _Server
-    rfile: io.BufferedReader  # type: ignore[assignment]
+    rfile: io.BufferedReader
     request_seen: Request
 
     def handle(self) -> None:
