@@ -16,7 +16,7 @@ import pytest
 
 from cufallback.store import sha256_file
 
-pytest_plugins = ["tests.services.plugin"]
+pytest_plugins = ["tests.services.plugin", "tests.services.containers"]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and every child inherits that: tests of Ctrl-C
 # would then test nothing.
