@@ -142,8 +142,11 @@ def name_in_index(layout: Path, descriptor: Descriptor) -> None:
 
 def is_named(layout: Path, digest: str) -> bool:
     """Say whether a layout's index.json names the digest at its top."""
-    data = json.loads((layout / "index.json").read_bytes())
-    return any(entry.get("digest") == digest for entry in data["manifests"])
+    try:
+        data = json.loads((layout / "index.json").read_bytes())
+        return any(entry["digest"] == digest for entry in data["manifests"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _put(layout: Path, media_type: str, content: bytes) -> Descriptor:

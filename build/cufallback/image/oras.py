@@ -1,4 +1,4 @@
-"""The program ``oras``: its version, its runs with another attempt when the network fails, its errors in our words."""
+"""The program ``oras``: its version, its runs, repeated when what failed may pass, its errors in our words."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ _FIRST_PAUSE = 1.0  # seconds; each further one is twice as long
 _QUESTION_SECONDS = 120.0
 TRANSFER_SECONDS: Final = 4 * 3600.0
 
-# oras repeats 408, 429 and 5xx by itself (oras-go, registry/remote/retry); what is left to repeat is the network.
 _NETWORK = re.compile(
     r"connection refused|connection reset|broken pipe|no such host|server misbehaving|network is unreachable"
     r"|no route to host|timeout|\bEOF\b|did not end within|context deadline exceeded",
     re.IGNORECASE,
 )
-_STATUS = re.compile(r"status code ([1-5][0-9]{2})\b")
+# What a registry answers with 429 and 5xx: the status where it sent no error document, else the document's code (OCI
+# distribution specification 1.1, "Error Codes"; UNKNOWN and UNAVAILABLE are those of docker-registry). oras repeats
+# such requests by itself, but not the upload of a blob, whose body it has only once.
+_TROUBLE = re.compile(
+    r"status code (?:408|429|5[0-9]{2})\b|response from registry: (?:unknown|unavailable|toomanyrequests):",
+    re.IGNORECASE,
+)
 _MISSING = re.compile(r": not found\s*$|status code 404\b|manifest unknown|name unknown", re.IGNORECASE)
 _DENIED = re.compile(
     r"status code 40[13]\b|unauthorized|denied|authentication required|basic credential", re.IGNORECASE
@@ -85,7 +90,7 @@ class Oras:
             names: paths, each with what the log says instead.
 
         Raises:
-            RegistryError: it failed, three times when the network was at fault.
+            RegistryError: it failed, three times when network or registry were in trouble.
             ToolchainError: there is no oras, or an old one.
         """
         done = self._try(arguments, seconds=seconds, names=names)
@@ -106,7 +111,7 @@ class Oras:
         self.version()
         for attempt in range(_ATTEMPTS):
             done = self._start(arguments, seconds=seconds, names=names)
-            if done.returncode == 0 or attempt + 1 == _ATTEMPTS or not is_network(done.output):
+            if done.returncode == 0 or attempt + 1 == _ATTEMPTS or not is_passing(done.output):
                 break
             self._sleep(_FIRST_PAUSE * 2**attempt)
         return done
@@ -121,10 +126,14 @@ class Oras:
             return Completed(argv, 124, f"Error: {error.reason}", seconds)
 
 
-def is_network(output: str) -> bool:
-    """Say whether oras failed because of the network, not because a registry refused."""
+def is_passing(output: str) -> bool:
+    """Say whether oras failed because the network or the registry is in trouble, not because it refused."""
     told = _told(output)
-    return _STATUS.search(told) is None and _NETWORK.search(told) is not None
+    return _TROUBLE.search(told) is not None or _is_network(told)
+
+
+def _is_network(told: str) -> bool:
+    return "status code" not in told and _NETWORK.search(told) is not None
 
 
 def is_missing(output: str) -> bool:
@@ -143,9 +152,8 @@ def _told(output: str) -> str:
 def _failure(reference: Reference, done: Completed) -> RegistryError:
     """Return the error for a failed oras, with the remedy that its words call for."""
     told = _told(done.output)
-    status = _STATUS.search(told)
     registry = reference.registry
-    if is_network(done.output):
+    if _is_network(told):
         remedy = f"see that {registry} runs and can be reached from here (name, port, proxy), then run again"
     elif _DENIED.search(told):
         remedy = f"run `docker login {registry}` with an account that may do this, then run again"
@@ -155,7 +163,7 @@ def _failure(reference: Reference, done: Completed) -> RegistryError:
         remedy = f"make this machine trust the certificate authority of {registry}"
     elif is_missing(done.output):
         remedy = "check the name; what a lock or a record names by digest must still be there"
-    elif status is not None and status[1].startswith("5"):
+    elif _TROUBLE.search(told):
         remedy = f"{registry} is in trouble: run again later, or ask who runs it"
     else:
         remedy = f"ask who runs {registry} why it refuses this"

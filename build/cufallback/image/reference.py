@@ -59,11 +59,6 @@ class Reference:
         return Reference(self.registry, self.repository, tag)
 
 
-def is_tag(text: str) -> bool:
-    """Say whether ``text`` can be a tag."""
-    return _TAG.fullmatch(text) is not None
-
-
 def parse_reference(text: str, default_registry: str | None = None) -> Reference:
     """Read a reference.
 
@@ -102,6 +97,6 @@ def parse_reference(text: str, default_registry: str | None = None) -> Reference
         raise fault(f"{printable(path)!r} is no repository name")
     if len(registry) + 1 + len(path) > _LONGEST_NAME:
         raise fault(f"registry and repository have more than {_LONGEST_NAME} characters")
-    if colon and not is_tag(tag):
+    if colon and not _TAG.fullmatch(tag):
         raise fault(f"{printable(tag)!r} is no tag")
     return Reference(registry, path, tag if colon else None, digest if at else None)

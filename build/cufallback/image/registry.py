@@ -27,6 +27,8 @@ from cufallback.process import Runner
 from cufallback.store import discard, sha256_bytes, workspace_errors, write_atomic
 from cufallback.tomlplace import printable
 
+# One blob after the other: when two at once fail, oras 1.2.0 ends in a panic of its own and the reason is lost.
+_COPY = ("cp", "--no-tty", "--concurrency", "1")
 _OTHER_BASE = "name another image"
 
 
@@ -147,10 +149,10 @@ class Registry:
         partial = folder.with_name(f".{folder.name}.partial")
         with workspace_errors(folder):
             partial.mkdir(parents=True, exist_ok=True)
-            options = ["--no-tty", "--to-oci-layout", *self._http(reference, "from-")]
+            options = ["--to-oci-layout", *self._http(reference, "from-")]
             self._oras.run(
                 reference,
-                ["cp", *options, f"{reference.named}@{wanted}", f"{partial}@{wanted}"],
+                [*_COPY, *options, f"{reference.named}@{wanted}", f"{partial}@{wanted}"],
                 seconds=TRANSFER_SECONDS,
                 names={str(partial): folder.name},
             )
@@ -292,10 +294,10 @@ class Registry:
         return digest
 
     def _copy_in(self, folder: Path, digest: str, to: Reference) -> None:
-        options = ["--no-tty", "--from-oci-layout", *self._http(to, "to-")]
+        options = ["--from-oci-layout", *self._http(to, "to-")]
         self._oras.run(
             to,
-            ["cp", *options, f"{folder}@{digest}", _address(to)],
+            [*_COPY, *options, f"{folder}@{digest}", _address(to)],
             seconds=TRANSFER_SECONDS,
             names={str(folder): "layout"},
         )
