@@ -85,6 +85,7 @@ def check_identity(record: Record, plan: BuildPlan) -> Iterator[Check]:
         "recipe", {"name": recipe.name, "status": recipe.recipe.status, "path": f"inputs/{recipe.name}.toml"}, found
     )
     known = {file.path: file.sha256 for file in record.files}
+    yield agree("wheels id", plan.wheels_id, record.wheels_id)
     yield agree("recipe digest", known.get(record.recipe.path), record.recipe.sha256)
     here = sorted(path for path in known if path.startswith("inputs/"))
     yield agree("inputs", sorted(f"inputs/{name}" for name in plan.inputs), here)

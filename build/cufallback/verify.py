@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cufallback.crosscheck import (
     Check,
@@ -38,6 +38,9 @@ from cufallback.record import (
     read_record,
 )
 from cufallback.store import canonical_json, sha256_bytes, sha256_file
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Key
 
 # What reading hostile content can raise; each becomes a failed check.
 _HOSTILE = (
@@ -70,8 +73,12 @@ class Verification:
         }
 
 
-def verify(folder: Path) -> Verification:
-    """Check a build folder with nothing but its own content.
+def verify(folder: Path, key: Key | None = None) -> Verification:
+    """Check a build folder with nothing but its own content and, for signatures, a public key.
+
+    Args:
+        folder: of the build.
+        key: what :func:`cufallback.attest.keys.load_public_key` returned; None: signatures are not checked.
 
     Raises:
         RecordError: there is no record that can be read; everything else is a failed check.
@@ -84,7 +91,7 @@ def verify(folder: Path) -> Verification:
     else:
         looks: dict[str, Callable[[], Iterable[Check]]] = {
             "subjects": lambda: _subjects(folder, record),
-            "inputs": lambda: _inputs(folder, record),
+            "inputs": lambda: _inputs(folder, record, key),
             "stages": lambda: check_stages(record),
             "claims": lambda: _not_checked(record),
         }
@@ -166,8 +173,11 @@ def _json(folder: Path, name: str) -> Any:
     return value
 
 
-def _inputs(folder: Path, record: Record) -> Iterator[Check]:
+def _inputs(folder: Path, record: Record, key: Key | None) -> Iterator[Check]:
     """Everything that follows from recipe, locks and plan, and the plan from these."""
+    from cufallback.attest.check import check_provenance_of, check_sboms, check_signed
+    from cufallback.image.check import check_image
+
     plan = rebuild_plan(folder, record)
     yield from _guarded("recipe", lambda: check_identity(record, plan))
     yield from _guarded("plan", lambda: _plan(folder, record, plan))
@@ -176,6 +186,10 @@ def _inputs(folder: Path, record: Record) -> Iterator[Check]:
     yield from _guarded("builds", lambda: check_builds(record, plan))
     yield from _guarded("inspection", lambda: _inspection(folder, record, plan))
     yield from _guarded(PYLOCK, lambda: _pylock(folder, record, plan))
+    yield from _guarded("image", lambda: check_image(folder, record, plan))
+    yield from _guarded("SBOMs", lambda: check_sboms(folder, record, plan))
+    yield from _guarded("provenance", lambda: check_provenance_of(folder, record, plan))
+    yield from _guarded("signatures", lambda: check_signed(folder, record, plan, key))
 
 
 def _plan(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
@@ -281,4 +295,3 @@ def _not_checked(record: Record) -> Iterator[Check]:
     """What nobody has verified is said here too."""
     if record.source.commit and record.source.commit.status == "quoted":
         yield Check("source commit", "not_run", f"quoted, not verified: {record.source.commit.source}")
-    yield Check("signatures", "not_run", "this build carries none")

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cufallback.errors import ImageError
 from cufallback.store import write_atomic
 
 if TYPE_CHECKING:
+    from cufallback.attest.provenance import ImageFacts
     from cufallback.attest.subjects import BaseImage, Subject
     from cufallback.image.layout import Image
     from cufallback.pipeline import Context
@@ -98,6 +100,21 @@ def write_sboms(
     return written
 
 
+def image_facts(plan: BuildPlan, engine: Mapping[str, str]) -> ImageFacts:
+    """Return what the provenance says of an image: bases, Dockerfile, and the versions of the engine.
+
+    Raises:
+        ImageError: the plan has no image.
+    """
+    from cufallback.attest.provenance import ImageFacts
+    from cufallback.store import sha256_bytes
+
+    if plan.recipe.image is None:
+        raise ImageError(f"recipe {plan.recipe.name} has no [image]", remedy="use a record of another recipe")
+    file = plan.recipe.image.dockerfile
+    return ImageFacts(base_images(plan), (f"dockerfiles/{file}", sha256_bytes(plan.definition[file])), engine)
+
+
 def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[str, str]]) -> None:
     """Write the provenance of a build: its subjects are the wheels and, where there is one, the image's manifest.
 
@@ -106,18 +123,13 @@ def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[st
         context: of the attest stage.
         byproducts: path in the build folder and SHA-256 of logs, inspection and SBOMs.
     """
-    from cufallback.attest.provenance import ImageFacts, provenance
-    from cufallback.store import sha256_bytes
+    from cufallback.attest.provenance import provenance
 
     plan, image = context.plan, context.result("image")["image"]
     wheels = context.result("wheels")["subjects"]
     subjects = [(Path(wheel["path"]).name, wheel["sha256"]) for wheel in wheels]
-    facts = None
-    if image is not None and plan.recipe.image is not None:
+    if image is not None:
         subjects.append((image_name(plan), image["manifest"]["digest"].removeprefix("sha256:")))
-        file = plan.recipe.image.dockerfile
-        definition = (f"dockerfiles/{file}", sha256_bytes(plan.definition[file]))
-        facts = ImageFacts(base_images(plan), definition, image["engine"])
     started = context.states["prefetch"].started
     content = provenance(
         plan,
@@ -128,7 +140,7 @@ def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[st
         finished=max(started, context.clock()),
         invocation=f"{plan.short_id}-{int(started)}",
         isolation={Path(wheel["path"]).name: wheel["isolation"]["statement"] for wheel in wheels},
-        image=facts,
+        image=image_facts(plan, image["engine"]) if image is not None else None,
         byproducts=byproducts,
     )
     write_atomic(path, content)

@@ -1,0 +1,106 @@
+"""Hold the image of a build folder against its record, its plan and itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cufallback.attest.debian import SYSTEM_FILES
+from cufallback.crosscheck import Check, agree
+from cufallback.image.build import CHECKS, expected_labels, require_cuda
+from cufallback.image.layout import Image, find_files, read_image
+from cufallback.plan import BuildPlan
+from cufallback.record import Record
+
+# Read in one pass, since layers have gigabytes: the report of the checks, the package lists, what Python finds.
+DIST_INFO = re.compile(r"opt/vllm/lib/python[\d.]+/site-packages/([^/]+)\.dist-info/(METADATA|RECORD)")
+_WANTED = re.compile(rf"{re.escape(CHECKS)}|{SYSTEM_FILES.pattern}|{DIST_INFO.pattern}")
+
+
+def check_image(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
+    """The image is the one of the record and what the plan says; what is installed in it is what the locks say."""
+    for base in record.bases:
+        if base.origin == "replaced":
+            yield Check(f"base {base.name}", "not_run", f"{base.digest} took the place of the locked {base.reference}")
+    found = record.image
+    if found is None:
+        if plan.recipe.image is not None:
+            yield Check("image", "not_run", "none was built; the stage says why")
+        return
+    if plan.recipe.image is None:
+        yield Check("image", "failed", "the recipe has none")
+        return
+    image = read_image(folder / found.path, found.manifest.digest, platform=plan.recipe.oci_platform)
+    yield from check_config(image, record, plan)
+    known = {file.path: file for file in record.files}
+    prefix = f"{found.path}/blobs/sha256/"
+    misnamed = [path for path, file in known.items() if path.startswith(prefix) and path != prefix + file.sha256]
+    yield Check("image blobs", "failed" if misnamed else "passed", f"not named by their digest: {misnamed or 'none'}")
+    blobs = {image.manifest, image.config, *image.layers}
+    stray = sorted({path for path in known if path.startswith(prefix)} - {prefix + blob.hex for blob in blobs})
+    absent = sorted({prefix + blob.hex for blob in blobs} - known.keys())
+    yield Check("image layout", "failed" if stray or absent else "passed", f"besides the image: {stray or 'nothing'}")
+    index = known.get(f"{found.path}/index.json")
+    yield agree("image index", f"sha256:{index.sha256}" if index else None, found.index, source="index.json")
+    yield agree("image Dockerfile", f"inputs/dockerfiles/{plan.recipe.image.dockerfile}", found.dockerfile)
+    if found.log not in known:
+        yield Check(f"log {found.log}", "failed", "the image's log is not here")
+    files = find_files(image, _WANTED)
+    report = files.get(CHECKS)
+    yield agree("image checks", report and json.loads(report), _dumped(found.checks), source="the image's own report")
+    yield check_installed(files, record)
+
+
+def check_config(image: Image, record: Record, plan: BuildPlan) -> Iterator[Check]:
+    """Manifest, labels, user and entry point are those of record, plan and inspection."""
+    found = record.image
+    if found is None:
+        return
+    config: Mapping[str, Any] = image.configuration.get("config", {})
+    shown = {
+        "manifest": image.manifest.to_json(),
+        "config": image.config.to_json(),
+        "layers": [layer.to_json() for layer in image.layers],
+        "size": sum(blob.size for blob in (image.manifest, image.config, *image.layers)),
+        "platform": image.platform,
+        "user": config.get("User"),
+        "entrypoint": config.get("Entrypoint"),
+    }
+    yield agree("image", shown, found.model_dump(include=set(shown)), source="the image")
+    labels = expected_labels(plan, str(record.inspection[0]["version"]))
+    yield agree("image labels", labels, found.labels)
+    own = {name: image.labels.get(name) for name in labels}
+    yield agree("image labels in its config", labels, own, document="the image")
+    needs = require_cuda(record.inspection)
+    yield agree("image driver requirement", needs, found.require_cuda, source="the inspection")
+    stated = [text for text in config.get("Env") or [] if text.startswith("NVIDIA_REQUIRE_CUDA=")]
+    yield agree("NVIDIA_REQUIRE_CUDA", [f"NVIDIA_REQUIRE_CUDA={needs}"], stated, document="the image")
+    root = str(config.get("User", "")).partition(":")[0] in ("", "0", "root")
+    yield Check("image user", "failed" if root else "passed", f"is {config.get('User') or 'root'}")
+
+
+def check_installed(files: Mapping[str, bytes], record: Record) -> Check:
+    """The distributions that the image holds are the locked ones and the wheels, in their versions."""
+    expected = sorted(
+        [[item.name, item.version] for item in record.distributions if "runtime" in item.used_for]
+        + [[_normal(str(wheel["name"])), str(wheel["version"])] for wheel in record.inspection]
+    )
+    found = []
+    for path, content in files.items():
+        match = DIST_INFO.fullmatch(path)
+        if match and match[2] == "METADATA":
+            head = content.decode("utf-8", "replace").partition("\n\n")[0]
+            fields = dict(line.partition(": ")[::2] for line in head.splitlines())
+            found.append([_normal(fields.get("Name", "")), fields.get("Version", "")])
+    return agree("image distributions", expected, sorted(found), document="the image")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _dumped(models: Any) -> list[dict[str, Any]]:
+    return [model.model_dump() for model in models]
