@@ -30,13 +30,12 @@ def oci_purl(reference: str, digest: str) -> PackageURL:
         reference: such as ``docker.io/library/debian:12``; of a path of this machine only the last part is told.
         digest: of its manifest or index.
     """
-    scheme, _, path = reference.rpartition("oci-layout:")
-    path = path.partition("@")[0]
+    path = reference.removeprefix("oci-layout:").partition("@")[0]
     repository, colon, tag = path.rpartition(":")
     if not colon or "/" in tag:
         repository, tag = path, ""
     name = repository.rstrip("/").rpartition("/")[2].lower()
     qualifiers = {"tag": tag} if tag else {}
-    if "/" in repository and not scheme and not repository.startswith(("/", ".")):
+    if "/" in repository and not reference.startswith(("oci-layout:", "/", ".")):
         qualifiers["repository_url"] = repository.lower()
     return PackageURL("oci", None, name or "image", digest, qualifiers)
