@@ -89,6 +89,13 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session
+def push(session: nox.Session) -> None:
+    """Push the image of a build and all that was said of it: -- REGISTRY/NAME:TAG."""
+    environment(session)
+    session.run("cufallback", "push", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Write the generated pages of docs/ and the recipe schema anew; -- --check fails when they are not current."""
     environment(session)

@@ -97,9 +97,46 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", choices=("uv", "pip-tools"), default="uv", help="pip-tools: compare as second opinion"
     )
 
-    verify = add("verify", _verify, "verify build folders from disk alone")
-    verify.add_argument("folders", metavar="DIR", type=Path, nargs="+", help="dist/<recipe>/<build id>")
+    def add_plain_http(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--plain-http",
+            action="store_true",
+            default=None,
+            help="speak http with the registry (without it: only with one on this machine)",
+        )
+
+    verify = add(
+        "verify", _verify, "verify build folders from disk alone, or images in a registry with what is attached"
+    )
+    verify.add_argument(
+        "builds", metavar="DIR|IMAGE", nargs="+", help="dist/<recipe>/<build id>, or REGISTRY/NAME@DIGEST"
+    )
+    verify.add_argument("--key", metavar="FILE", type=Path, help="public key (PEM) that must have signed everything")
+    verify.add_argument("--platform", default="linux/amd64", help="of an image in a registry (default: linux/amd64)")
+    add_plain_http(verify)
     add_json(verify)
+
+    sign = add("sign", _sign, "verify a build folder and sign its record, provenance and SBOMs")
+    sign.add_argument("folder", metavar="DIR", type=Path, help="dist/<recipe>/<build id>")
+    sign.add_argument(
+        "--key", metavar="FILE", type=Path, help="private key (PEM, ECDSA P-256); else CUFALLBACK_SIGNING_KEY holds it"
+    )
+
+    push = add("push", _push, "push a build's image by digest, attach its documents, then set the tag")
+    push.add_argument(
+        "target", metavar="REGISTRY/NAME[:TAG]", help="where to; without a tag the image is there by digest"
+    )
+    push.add_argument("--build", metavar="DIR", type=Path, help="build folder (default: the only one with an image)")
+    push.add_argument(
+        "--dist", metavar="DIR", type=Path, default=Path("dist"), help="where to look for it (default: dist)"
+    )
+    push.add_argument("--move-tag", action="store_true", help="take the tag from the image that it names now")
+    add_plain_http(push)
+    add_json(push)
+
+    show = add("show", _show, "show on one screen what a build folder holds")
+    show.add_argument("folder", metavar="DIR", type=Path, help="dist/<recipe>/<build id>")
+    add_json(show)
 
     inspect = add("inspect", _inspect, "show what any wheel carries: libraries, architectures, PTX, minimum driver")
     inspect.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+", help="path of a .whl file")
@@ -111,8 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("list", _recipe_list, "name every recipe with its status", recipe)
     add("schema", _recipe_schema, "print the JSON Schema of a recipe file", recipe)
-    show = add("show", _recipe_show, "print a recipe with every default filled in", recipe)
-    show.add_argument("recipe", metavar="NAME", nargs="?")
+    show_recipe = add("show", _recipe_show, "print a recipe with every default filled in", recipe)
+    show_recipe.add_argument("recipe", metavar="NAME", nargs="?")
 
     source = commands.add_parser("source", help="look at a source tree").add_subparsers(
         required=True, metavar="COMMAND"
@@ -196,15 +233,88 @@ def _lock(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from cufallback.attest.keys import load_public_key
+    from cufallback.progress import choose_progress
+    from cufallback.publish import verify_reference
     from cufallback.show import verification_text
     from cufallback.verify import verify
 
-    verifications = [verify(folder) for folder in options.folders]
+    key = load_public_key(options.key) if options.key else None
+    verifications = []
+    for build in options.builds:
+        if _is_image(build):
+            verifications.append(
+                verify_reference(
+                    build,
+                    key=key,
+                    plain_http=options.plain_http,
+                    platform=options.platform,
+                    progress=choose_progress(),
+                )
+            )
+        else:
+            verifications.append(verify(Path(build), key))
     if options.json:
         _print_json([verification.to_json() for verification in verifications])
     else:
         print("\n".join(map(verification_text, verifications)))
     return ExitCode.OK if all(verification.passed for verification in verifications) else ExitCode.VERIFY_FAILED
+
+
+def _is_image(build: str) -> bool:
+    """Say whether an argument names an image in a registry and no folder."""
+    from cufallback.errors import UsageError
+    from cufallback.image.reference import parse_reference
+
+    if Path(build).exists():
+        return False
+    try:
+        reference = parse_reference(build)
+    except UsageError:
+        return False
+    return reference.digest is not None or reference.tag is not None
+
+
+def _sign(options: argparse.Namespace) -> int:
+    from getpass import getpass
+
+    from cufallback.publish import sign_build
+
+    ask = (lambda: getpass("password of the key: ")) if sys.stdin.isatty() else None
+    for path in sign_build(options.folder, options.key, clock=options.clock, ask=ask):
+        print(path)
+    return ExitCode.OK
+
+
+def _push(options: argparse.Namespace) -> int:
+    from cufallback.progress import choose_progress
+    from cufallback.publish import find_build, push_build
+    from cufallback.show import pushed_text
+
+    pushed = push_build(
+        find_build(options.build, options.dist),
+        options.target,
+        move_tag=options.move_tag,
+        plain_http=options.plain_http,
+        progress=choose_progress(),
+    )
+    if options.json:
+        _print_json(pushed.to_json())
+    else:
+        print(pushed_text(pushed))
+    return ExitCode.OK
+
+
+def _show(options: argparse.Namespace) -> int:
+    from cufallback.publish import summary
+    from cufallback.show import summary_text
+
+    found = summary(options.folder)
+    if options.json:
+        _print_json(found)
+    else:
+        print(summary_text(found))
+    return ExitCode.OK
 
 
 def _inspect(options: argparse.Namespace) -> int:

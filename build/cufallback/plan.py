@@ -149,7 +149,7 @@ class BuildPlan:
             "python": self.recipe.python.model_dump(mode="json"),
             "builder": self.recipe.builder.image,
             "locks": {
-                "source": _source_pins(self.locks.source),
+                "source": _source_pins(self.locks.source, self.recipe),
                 "build": _pins(self.locks.build),
                 "runtime": _pins(self.locks.runtime),
             },
@@ -183,11 +183,19 @@ def _source(recipe: Recipe) -> dict[str, Any]:
     return {**source.model_dump(mode="json", include=keys), "cherry_pick": picks, "rewrite": rewrites}
 
 
-def _source_pins(lock: SourceLock | None) -> dict[str, Any] | None:
+def _source_pins(lock: SourceLock | None, recipe: Recipe) -> dict[str, Any] | None:
+    from cufallback.source.lock import unused_reason
+
     if lock is None:
         return None
     pins = [
-        {"name": item.label, "url": item.url, "commit": item.commit, "sha256": item.sha256}
+        {
+            "name": item.label,
+            "url": item.url,
+            "commit": item.commit,
+            "sha256": item.sha256,
+            "used": unused_reason(item, recipe.source.unused) is None,  # the SBOM inside the wheel lists these
+        }
         for item in lock.sources
         if item.pinned
     ]

@@ -15,7 +15,8 @@ from cufallback.progress import Progress
 
 SBOM_TYPE: Final = "application/vnd.cyclonedx+json"
 STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
-RECORD_TYPE: Final = "application/vnd.cufallback.record.v1+json"
+BUILD_TYPE: Final = "application/vnd.cufallback.build.v1"
+BUILD_MEDIA_TYPE: Final = "application/vnd.cufallback.build.v1.tar"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -15,6 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from cufallback.build import Prepared
+    from cufallback.push import Pushed
     from cufallback.source.harvest import Harvested
     from cufallback.verify import Verification
 
@@ -156,3 +157,65 @@ def harvest_text(found: Sequence[Harvested]) -> str:
         for item in found
     ]
     return render(table("", ("name", "kind", "pin", "", "override", "asked by", "url"), rows))
+
+
+def pushed_text(pushed: Pushed) -> str:
+    """Return where an image is now, and what is attached to it."""
+    rows = [(item.name, item.artifact_type, "was there" if item.already_there else "new") for item in pushed.documents]
+    lines = [f"image     {pushed.reference}"]
+    if pushed.tag:
+        lines.append(f"tag       {pushed.tag}")
+    return render(*lines, "", table("attached", ("file", "type", ""), rows))
+
+
+def summary_text(found: Mapping[str, Any]) -> str:
+    """Return a build folder on one screen."""
+    source, image = found["source"], found["image"]
+    commit = f" {source['commit']['id']} ({source['commit']['status']})" if source["commit"] else ""
+    facts = [
+        ("recipe", f"{found['recipe']} ({found['status']})"),
+        ("build id", found["build_id"]),
+        ("source", f"{source['origin']} {source['ref']}{commit}, {source['changes']} changes"),
+        ("locked", f"{found['distributions']} distributions"),
+    ]
+    if image:
+        facts += [
+            ("image", image["digest"]),
+            ("", f"{_mib(image['size'])} in {image['layers']} layers, needs {image['driver'] or 'no driver'}"),
+            ("", f"built by Docker Engine {image['engine']['engine']}, checks inside: {_counts(image['checks'])}"),
+        ]
+        facts += [("base", _base(base)) for base in image["bases"]]
+    signatures = found["signatures"]
+    facts.append(("signed", ", ".join(signatures) if signatures else "no: cufallback sign DIR --key FILE"))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in facts:
+        grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    wheels = [
+        (wheel["file"], _mib(wheel["size"]), wheel["minimum_driver"] or "any", _counts(wheel["findings"]))
+        for wheel in found["wheels"]
+    ]
+    stages = [
+        (stage["name"], stage["status"], f"{stage['seconds']} s" if stage["seconds"] is not None else stage["why"])
+        for stage in found["stages"]
+    ]
+    return render(
+        grid,
+        "",
+        table("wheels", ("file", "size", "driver", "findings"), wheels),
+        "",
+        table("stages", ("stage", "status", ""), stages),
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in sorted(counted.items())) or "none"
+
+
+def _base(base: Mapping[str, Any]) -> str:
+    if base["origin"] == "replaced":
+        return f"{base['digest']}, given in place of {base['reference']}"
+    return f"{base['reference']} {base['digest']}"

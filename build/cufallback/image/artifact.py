@@ -22,7 +22,7 @@ DSSE_TYPE: Final = "application/vnd.dsse.envelope.v1+json"
 # OCI image specification 1.1, "Guidance for an Empty Descriptor": two bytes that stand for no config.
 _EMPTY: Final = b"{}"
 _EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
-_TITLE: Final = "org.opencontainers.image.title"
+TITLE: Final = "org.opencontainers.image.title"
 _REMEDY: Final = "sign the documents of this image again, then push"
 
 
@@ -47,7 +47,7 @@ def write_referrer(
         media_type: of the document.
         annotations: of the manifest.
     """
-    layer = {**oci_descriptor(_put(layout, media_type, content)), "annotations": {_TITLE: name}}
+    layer = {**oci_descriptor(_put(layout, media_type, content)), "annotations": {TITLE: name}}
     manifest: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,

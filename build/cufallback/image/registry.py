@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cufallback.errors import ImageError, RegistryError, UsageError
-from cufallback.image.artifact import is_named, name_in_index, write_cosign, write_referrer
+from cufallback.image.artifact import TITLE, is_named, name_in_index, write_cosign, write_referrer
 from cufallback.image.layout import INDEX_TYPES, Descriptor, Image, blob_path, check_blobs, is_digest, read_image
 from cufallback.image.oras import TRANSFER_SECONDS, Oras
 from cufallback.image.reference import Reference
@@ -267,6 +267,16 @@ class Registry:
         if len(layers) != 1:
             raise _odd(manifest, f"has a manifest with {len(layers)} layers where a document has one")
         return self.blob(reference, layers[0]["digest"])
+
+    def title(self, reference: Reference, digest: str) -> str:
+        """Return the file name of a referrer's document, empty when it has none.
+
+        Raises:
+            RegistryError: as for :meth:`fetch`.
+        """
+        manifest = reference.at(digest)
+        layers = _layers(manifest, self.manifest(manifest))
+        return str((layers[0].get("annotations") or {}).get(TITLE, "")) if len(layers) == 1 else ""
 
     def attach_cosign(self, subject: Reference, envelopes: Sequence[Path]) -> str | None:
         """Put DSSE envelopes where ``cosign verify-attestation`` looks; return the digest of that manifest.

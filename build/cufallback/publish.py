@@ -1,0 +1,307 @@
+"""A finished build and the outside: sign it, bring it into a registry, verify it from there."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
+from cufallback.attest.sign import RECORD_ENVELOPE, SIGNATURES
+from cufallback.crosscheck import Check, rebuild_plan
+from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
+from cufallback.image.artifact import DSSE_TYPE
+from cufallback.image.layout import blob_path
+from cufallback.image.reference import Reference, parse_reference
+from cufallback.image.registry import Referrer, Registry
+from cufallback.process import LocalRunner
+from cufallback.progress import Progress
+from cufallback.push import (
+    BUILD_MEDIA_TYPE,
+    BUILD_TYPE,
+    SBOM_TYPE,
+    STATEMENT_TYPE,
+    Document,
+    Pushed,
+    push_image,
+)
+from cufallback.record import RECORD, SUMS, Record, is_inner_path, read_record, timestamp
+from cufallback.store import EARLIEST_EPOCH, write_atomic
+from cufallback.verify import Verification, verify
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Key
+
+_ARCHIVE = "build.tar"
+_BLOBS = "image/blobs/"
+
+
+def sign_build(
+    folder: Path, key: Path | None, *, clock: Callable[[], float], ask: Callable[[], str] | None
+) -> tuple[Path, ...]:
+    """Verify a build folder, then sign its record, provenance and SBOMs; signatures that are there are replaced.
+
+    Args:
+        folder: of the build.
+        key: file of the private key; None: the key is in the environment.
+        clock: seconds since 1970.
+        ask: asks for the key's password; None where nobody can be asked.
+
+    Raises:
+        KeyFileError: the key cannot be used.
+        RecordError: the folder does not verify; nothing is signed.
+    """
+    from cufallback.attest.check import signed_subjects
+    from cufallback.attest.keys import load_private_key
+    from cufallback.attest.sign import sign_folder
+
+    signer = load_private_key(key, environ=os.environ, ask=ask)
+    record = _verified(folder)
+    wheels, image = signed_subjects(record, rebuild_plan(folder, record))
+    return sign_folder(folder, signer, wheels=wheels, image=image, verified_at=timestamp(clock()))
+
+
+def _verified(folder: Path) -> Record:
+    """Return the record of a folder that verifies, whatever its signatures are."""
+    verification = verify(folder)
+    faults = [check for check in verification.checks if check.status == "failed" and SIGNATURES not in check.what]
+    if faults:
+        raise RecordError(
+            f"the build folder does not verify: {faults[0].what}: {faults[0].why}",
+            remedy="run `cufallback verify` on it; build again rather than mend it",
+            where=str(folder),
+        )
+    return read_record(folder)
+
+
+def find_build(folder: Path | None, dist: Path) -> Path:
+    """Return the build folder that was named, or the only one with an image below ``dist``.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    if folder is not None:
+        return folder
+    found = sorted(path.parent for path in dist.glob(f"*/*/{RECORD}") if (path.parent / "image").is_dir())
+    if len(found) != 1:
+        shown = ", ".join(map(str, found)) or "none"
+        raise UsageError(f"{len(found)} builds with an image in {dist}: {shown}", remedy="name one with --build DIR")
+    return found[0]
+
+
+def push_build(folder: Path, target: str, *, move_tag: bool, plain_http: bool | None, progress: Progress) -> Pushed:
+    """Verify a build folder and push its image with everything that was said of it.
+
+    Attached are the image's SBOM, the provenance, the signatures, acceptance results, and the build folder itself but
+    for the image, from which :func:`verify_reference` verifies it elsewhere.
+
+    Args:
+        folder: of the build.
+        target: ``REGISTRY/NAME`` or ``REGISTRY/NAME:TAG``.
+        move_tag: take the tag from the image that it names now.
+        plain_http: speak http; None: only with registries on this machine.
+        progress: told each step.
+
+    Raises:
+        RecordError: the folder does not verify.
+        ImageError: it has no image.
+        TagError, RegistryError: as :func:`cufallback.push.push_image`.
+    """
+    to = parse_reference(target)
+    record = _verified(folder)
+    if record.image is None:
+        raise ImageError(
+            "this build has no image", remedy="build again where `cufallback plan` shows an engine", where=str(folder)
+        )
+    signatures = sorted((folder / SIGNATURES).glob("*.json"))
+    with tempfile.TemporaryDirectory(prefix="cufallback-push-") as scratch:
+        archive = Path(scratch) / _ARCHIVE
+        write_archive(folder, record, archive)
+        documents = [
+            Document(folder / IMAGE_SBOM, SBOM_TYPE, SBOM_TYPE),
+            Document(folder / PROVENANCE, STATEMENT_TYPE, STATEMENT_TYPE),
+            Document(archive, BUILD_TYPE, BUILD_MEDIA_TYPE),
+            *(Document(path, DSSE_TYPE, DSSE_TYPE) for path in signatures),
+        ]
+        return push_image(
+            folder / record.image.path,
+            record.image.manifest.digest,
+            to=to,
+            documents=documents,
+            envelopes=[path for path in signatures if path.name in ("provenance.dsse.json", "sbom-image.dsse.json")],
+            move_tag=move_tag,
+            registry=Registry(LocalRunner(), log=None, plain_http=plain_http),
+            progress=progress,
+        )
+
+
+def write_archive(folder: Path, record: Record, path: Path) -> None:
+    """Write a tar archive of a build folder's record but for the image's blobs; equal folders give equal bytes."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted([RECORD, SUMS, *(file.path for file in record.files if not file.path.startswith(_BLOBS))]):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = (folder / name).stat().st_size, EARLIEST_EPOCH, 0o644
+            with (folder / name).open("rb") as file:
+                archive.addfile(member, file)
+
+
+def verify_reference(
+    target: str, *, key: Key | None, plain_http: bool | None, platform: str, progress: Progress
+) -> Verification:
+    """Fetch an image with everything attached to it and verify that as the build folder it came from.
+
+    Args:
+        target: ``REGISTRY/NAME@sha256:…``, or a tag, which is resolved and named in the checks.
+        key: public key for the signatures; None: they are not checked.
+        plain_http: speak http; None: only with registries on this machine.
+        platform: such as ``linux/amd64``.
+        progress: told each step.
+
+    Raises:
+        RegistryError: the image is not there, nothing of a build is attached to it, or the registry failed.
+        RecordError: what is attached is no record.
+    """
+    reference = parse_reference(target)
+    registry = Registry(LocalRunner(), log=None, plain_http=plain_http)
+    found = registry.digest_of(reference)
+    if found is None:
+        raise RegistryError("the registry has no such image", remedy="check name and digest", where=str(reference))
+    subject = reference.at(found.digest)
+    referrers = registry.referrers(subject)
+    builds = [referrer for referrer in referrers if referrer.artifact_type == BUILD_TYPE]
+    if len(builds) != 1:
+        raise RegistryError(
+            f"{len(builds)} build records are attached to this image, and one can be verified",
+            remedy="`oras discover` lists what is attached; push with `cufallback push` attaches one",
+            where=str(subject),
+        )
+    with tempfile.TemporaryDirectory(prefix="cufallback-verify-") as scratch:
+        folder = Path(scratch) / "build"
+        progress.say(f"fetching {subject} and {len(referrers)} attached documents")
+        extract_archive(registry.fetch(subject, builds[0].digest), folder, where=f"{subject}: {_ARCHIVE}")
+        registry.pull(subject, Path(scratch) / "image", platform=platform)
+        _take_blobs(Path(scratch) / "image", folder, found.digest)
+        checks = list(_attached(registry, subject, referrers, folder, key))
+        verification = verify(folder, key)
+        record = read_record(folder)
+    digest = record.image.manifest.digest if record.image else "none"
+    same = digest == found.digest
+    checks.insert(0, Check("image", "passed" if same else "failed", f"{found.digest}; the record is of {digest}"))
+    return Verification(str(subject), verification.build_id, (*checks, *verification.checks))
+
+
+def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
+    """Lay out the archive of a build folder.
+
+    Raises:
+        AttestationError: no tar archive, or a member that is no plain file inside it.
+    """
+    remedy = "do not use this image; ask who pushed it"
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                if not member.isreg() or not is_inner_path(member.name):
+                    raise AttestationError(f"holds {member.name!a}, which is no plain file", remedy=remedy, where=where)
+                file = archive.extractfile(member)
+                write_atomic(folder / member.name, file.read() if file else b"")
+    except (tarfile.TarError, EOFError) as error:
+        raise AttestationError(f"is no tar archive: {error}", remedy=remedy, where=where) from error
+
+
+def _take_blobs(layout: Path, folder: Path, digest: str) -> None:
+    """Move the blobs of the image itself into the build folder."""
+    from cufallback.image.layout import read_image
+
+    image = read_image(layout, digest)
+    for blob in (image.manifest, image.config, *image.layers):
+        target = blob_path(folder / "image", blob.digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():  # two layers may be one blob
+            shutil.move(image.blob(blob), target)
+
+
+def _attached(
+    registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
+) -> Iterator[Check]:
+    """Compare what is attached for other tools with the build folder, and lay its signatures into it."""
+    for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, STATEMENT_TYPE)):
+        contents = [registry.fetch(subject, item.digest) for item in referrers if item.artifact_type == kind]
+        ours = (folder / name).read_bytes() if (folder / name).is_file() else None
+        why = "is that of the build folder" if ours in contents else f"{len(contents)} attached, none as in the build"
+        yield Check(f"attached {name}", "passed" if ours in contents else "failed", why)
+    _lay_signatures(registry, subject, referrers, folder, key)
+
+
+def _lay_signatures(
+    registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
+) -> None:
+    """Lay out the signatures; where a document was signed more than once, the one that ``key`` made."""
+    from cufallback.attest.sign import open_envelope, verify_envelope
+
+    for referrer in referrers:
+        if referrer.artifact_type != DSSE_TYPE:
+            continue
+        name, content = registry.title(subject, referrer.digest), registry.fetch(subject, referrer.digest)
+        target = folder / SIGNATURES / name
+        if not is_inner_path(name) or "/" in name:
+            raise AttestationError("a signature has an unsafe name", remedy="ask who pushed it", where=str(subject))
+        if target.exists() and key is not None:
+            try:
+                verify_envelope(open_envelope(content, where=name), key, where=name)
+            except AttestationError:
+                continue
+        write_atomic(target, content)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Return what matters most of a build folder, for `cufallback show`."""
+    record = read_record(folder)
+    return {
+        "schema": 1,
+        "folder": str(folder),
+        "recipe": record.recipe.name,
+        "status": record.recipe.status,
+        "build_id": record.build_id,
+        "source": {
+            "origin": record.source.origin,
+            "ref": record.source.ref,
+            "commit": record.source.commit and record.source.commit.model_dump(),
+            "changes": len(record.source.changes),
+        },
+        "wheels": [
+            {
+                "file": Path(wheel.path).name,
+                "sha256": wheel.sha256,
+                "size": wheel.size,
+                "minimum_driver": (inspection.get("minimum_driver") or {}).get("driver"),
+                "findings": _counted(str(finding["status"]) for finding in inspection.get("findings", [])),
+            }
+            for wheel, inspection in zip(record.subjects, record.inspection, strict=True)
+        ],
+        "image": record.image
+        and {
+            "digest": record.image.manifest.digest,
+            "size": record.image.size,
+            "layers": len(record.image.layers),
+            "driver": record.image.require_cuda,
+            "engine": record.image.engine,
+            "checks": _counted(check.status for check in record.image.checks),
+            "bases": [base.model_dump() for base in record.bases],
+        },
+        "distributions": len(record.distributions),
+        "signatures": sorted(path.name for path in (folder / SIGNATURES).glob("*.json")),
+        "signed_record": (folder / SIGNATURES / RECORD_ENVELOPE).is_file(),
+        "stages": [stage.model_dump() for stage in record.stages],
+    }
+
+
+def _counted(words: Iterator[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return counts
