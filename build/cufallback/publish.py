@@ -187,6 +187,7 @@ def verify_reference(
         registry.pull(subject, Path(scratch) / "image", platform=platform)
         _take_blobs(Path(scratch) / "image", folder, found.digest)
         checks = list(_attached(registry, subject, referrers, folder, key))
+        folder = folder.rename(folder.with_name(read_record(folder).build_id[:16]))
         verification = verify(folder, key)
         record = read_record(folder)
     digest = record.image.manifest.digest if record.image else "none"
