@@ -1,8 +1,8 @@
 """Assert inside an image that it is what the plan says. Runs in the image, with its Python and nothing else.
 
 Usage: check_image.py EXPECTATION REPORT. The expectation is JSON: ``distributions`` (normalised name → version),
-``extensions`` (dotted names), ``torch_cuda`` (such as 12.9; null for a torch without CUDA), ``modules``. The report is
-a list of checks. One that fails ends the program with 1 after all have been made, and the report is not written.
+``torch_cuda`` (such as 12.9; null for a torch without CUDA), ``modules`` (to be imported). The report is a list of
+checks. One that fails ends the program with 1 after all have been made, and the report is not written.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(expectation: str, report: str) -> int:
     """Make every check; write the report when none failed."""
     expected = json.loads(Path(expectation).read_text("utf-8"))
     checks = [*check_user(), *check_distributions(expected["distributions"]), *check_torch(expected["torch_cuda"])]
-    for name in (*expected["extensions"], *expected["modules"]):
+    for name in expected["modules"]:
         checks += check_import(name)
     faults = [check for check in checks if check["status"] == "failed"]
     for check in checks:

@@ -10,9 +10,9 @@ ARG SOURCE_DATE_EPOCH
 ARG PYTHON_VERSION
 # Not useradd, which stamps the day of the build into /etc/shadow.
 RUN --network=none --mount=type=bind,from=wheelhouse,target=/mnt \
-    echo 'vllm:x:10001:10001::/home/vllm:/usr/sbin/nologin' >> /etc/passwd \
+    echo 'vllm:x:10001:10001::/var/lib/vllm:/usr/sbin/nologin' >> /etc/passwd \
     && echo 'vllm:x:10001:' >> /etc/group \
-    && mkdir -p /home/vllm && chown 10001:10001 /home/vllm \
+    && mkdir -p /var/lib/vllm && chown 10001:10001 /var/lib/vllm \
     && export UV_NO_CONFIG=1 UV_OFFLINE=1 UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy \
     && /mnt/uv venv --quiet --python "python${PYTHON_VERSION}" /opt/vllm \
     && /mnt/uv pip install --quiet --python /opt/vllm --no-index --find-links /mnt \
@@ -34,7 +34,7 @@ FROM installed AS environment
 ARG NVIDIA_REQUIRE_CUDA
 # NVIDIA's container runtime refuses a host that does not meet NVIDIA_REQUIRE_CUDA.
 ENV PATH=/opt/vllm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    HOME=/home/vllm \
+    HOME=/var/lib/vllm \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -121,6 +121,15 @@ class BuildPlan:
         return frozenset(name for name in self.inputs if name == IMAGE_LOCK or name.startswith(DEFINITION))
 
     @property
+    def image_expectation(self) -> dict[str, Any]:
+        """What the image asserts of itself besides its distributions; its report of that lies in it."""
+        cuda = self.recipe.cuda.toolkit.rpartition(".")[0]
+        return {
+            "torch_cuda": cuda if self.recipe.wheel.device_code else None,
+            "modules": [*self.recipe.wheel.expected_extensions, "cuda_probe"],
+        }
+
+    @property
     def definition(self) -> dict[str, bytes]:
         """The files of dockerfiles/ by name, as they were read."""
         return {
@@ -172,6 +181,7 @@ class BuildPlan:
             "platform": self.recipe.oci_platform,
             "definition": {name: sha256_bytes(content) for name, content in self.definition.items()},
             "bases": [base.to_json() for base in self.bases],
+            "expectation": self.image_expectation,
         }
 
 

@@ -49,8 +49,10 @@ def lock_folder(recipe_file: Path) -> Path:
 
 
 def definition_files(recipe_file: Path) -> dict[str, Path]:
-    """Return the files of ``../dockerfiles/`` of a recipe file by their path in it."""
+    """Return the files of ``../dockerfiles/`` of a recipe file by their path in it; without it, of those shipped."""
     folder = recipe_file.absolute().parent.parent / "dockerfiles"
+    if not folder.is_dir():
+        folder = data_root() / "dockerfiles"
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not PYTHON_CACHES & set(path.parts))
     return {path.relative_to(folder).as_posix(): path for path in files}
 

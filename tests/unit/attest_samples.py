@@ -30,7 +30,7 @@ CHANGE = {"file": "a.py", "why": "a reason to read", "diff": "--- a/a.py\n+++ b/
 def sample_plan(**changed: Any) -> BuildPlan:
     """The rehearsal plan on a machine with the toolchain above."""
     path = CHECKOUT / "recipes" / "rehearsal.toml"
-    recipe, inputs = parse_recipe(path), read_inputs(path)
+    recipe, inputs = parse_recipe(path), read_inputs(path, parse_recipe(path))
     locks, refused = parse_locks(recipe, inputs, CHECKOUT / "locks" / "rehearsal")
     assert not refused
     parts = {"toolchain": TOOLCHAIN, "probe_sha256": "ab" * 32, "steps": plan_steps(recipe, locks), **changed}

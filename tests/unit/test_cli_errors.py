@@ -21,7 +21,7 @@ from cufallback.cli import run
 from cufallback.errors import CufallbackError, ExitCode, ToolchainError, UsageError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-COMMANDS = ("build", "plan", "lock", "verify", "inspect", "recipe", "source")
+COMMANDS = ("build", "plan", "lock", "verify", "sign", "push", "show", "inspect", "recipe", "source")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_an_unknown_stage_is_told_the_known_ones() -> None:
     with pytest.raises(UsageError) as raised:
         run(["build", "--recipe", "rehearsal", "--until", "weels"])
     assert str(raised.value) == (
-        "--until: there is no stage 'weels'\n  remedy: stages are prefetch, wheels, inspect, record"
+        "--until: there is no stage 'weels'\n  remedy: stages are prefetch, wheels, inspect, image, attest, record"
     )
 
 

@@ -47,7 +47,7 @@ def plan() -> BuildPlan:
 
 def record_of(plan: BuildPlan) -> dict[str, Any]:
     """Return the parts of an honest record of ``plan`` that are held against it."""
-    recipe, steps = plan.recipe, [step for step in plan.steps if step.command]
+    recipe, steps = plan.recipe, [step for step in plan.steps if step.stage == "wheels" and step.command]
     source = recipe.source
     assert source.kind == "git"
     pick = {"kind": "cherry-pick", "commit": PICK, "why": source.cherry_pick[0].why, "diff": "diff --git a/x b/x\n"}
@@ -64,9 +64,12 @@ def record_of(plan: BuildPlan) -> dict[str, Any]:
     if recipe.builder.jobs:
         jobs = dict.fromkeys(jobs, str(recipe.builder.jobs))
     return {
-        "schema": 1,
+        "schema": 2,
         "cufallback": plan.to_json()["cufallback"],
         "build_id": plan.build_id,
+        "wheels_id": plan.wheels_id,
+        "bases": [],
+        "image": None,
         "recipe": {"name": recipe.name, "status": recipe.recipe.status, "path": "inputs/x.toml", "sha256": HASH},
         "source": {
             "kind": "git",

@@ -33,6 +33,9 @@ PRODUCTION = (CHECKOUT / "recipes/kimi-k3-cu129.toml").read_text()
 by_name = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
+RUNTIME = next(line for line in REHEARSAL.splitlines() if line.startswith('add = ["cuda-toolkit[cudart]=='))
+
+
 def write(folder: Path, text: str, name: str = "rehearsal") -> Path:
     path = folder / f"{name}.toml"
     path.write_text(text)
@@ -155,12 +158,12 @@ def test_an_unknown_key_has_its_line_and_the_nearest_valid_key(
         ('files = ["requirements/build/cpu.txt"]', 'files = ["/etc/x"]', "deps.build.files[0]", "inside the tree"),
         ('files = ["requirements/build/cpu.txt"]', 'files = [""]', "deps.build.files[0]", "inside the tree"),
         (
-            'add = ["cuda-toolkit[cudart]==12.9.1"]',
-            'add = ["cuda toolkit"]',
+            'add = ["cuda-toolkit[cudart]==12.9.1", ',
+            'add = ["cuda toolkit", ',
             "deps.runtime.add[0]",
             "not a PEP 508 requirement: 'cuda toolkit'",
         ),
-        ('add = ["cuda-toolkit[cudart]==12.9.1"]', "", "deps.runtime", "needs files, add or both"),
+        (f"{RUNTIME}\n", "\n", "deps.runtime", "needs files, add or both"),
         ('versions = "!=2.13.0+cpu"', 'versions = "not 2.13"', "deps.ban[3].versions", "PEP 440"),
         (
             "pattern = 'hasattr\\(torch\\.ops\\._C, \"kimi_k3_attn_res\"\\)'",

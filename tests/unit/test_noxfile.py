@@ -75,7 +75,7 @@ def test_bare_nox_checks_and_never_builds() -> None:
     listed = nox("--list").stdout.splitlines()
     assert [line.split()[1] for line in listed if line.startswith("* ")] == ["lint", "typecheck", "tests"]
     others = {line.split()[1] for line in listed if line.startswith("- ")}
-    assert others == {"build-cu129", "lock", "verify", "docs", "lock-dev"}
+    assert others == {"build-cu129", "lock", "verify", "push", "docs", "lock-dev"}
     for entry in json.loads(nox("--list", "--json", "--session", "lint", *others).stdout):
         assert entry["description"], entry
         assert entry["python"] is None, "uv does not find pyenv's versions, and nox then skips the session"

@@ -16,7 +16,7 @@ import pytest
 
 from cufallback import store
 from cufallback.errors import BuildError, BusyError, WorkspaceError
-from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Stage
+from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Setting, Stage
 from cufallback.process import RecordingRunner
 from cufallback.progress import Silent
 from cufallback.store import canonical_json, discard, sha256_bytes
@@ -33,10 +33,10 @@ class Kitchen:
         return (
             self._stage("first"),
             self._stage("second", judges=False),
-            self._stage("third", publishes=True),
+            self._stage("third", reads=("dist",)),
         )
 
-    def _stage(self, name: str, **options: bool) -> Stage:
+    def _stage(self, name: str, **options: Any) -> Stage:
         def run(context: Context) -> Outcome:
             self.ran.append(name)
             half = context.folder / "half"
@@ -71,7 +71,9 @@ def cook(kitchen: Kitchen, tmp_path: Path) -> Callable[..., list[str]]:
 def pipeline(
     stages: tuple[Stage, ...], root: Path, build_id: str = "a" * 64, recipe: bytes = b"", dist: str = "dist"
 ) -> Pipeline:
-    plan: Any = SimpleNamespace(build_id=build_id, short_id=build_id[:16], inputs={"recipe.toml": recipe})
+    plan: Any = SimpleNamespace(
+        build_id=build_id, wheels_id=build_id, short_id=build_id[:16], inputs={"recipe.toml": recipe}, image_inputs=()
+    )
     return Pipeline(
         plan=plan,
         stages=stages,
@@ -81,6 +83,7 @@ def pipeline(
         runner=RecordingRunner(),
         progress=Silent(),
         clock=time.time,
+        settings={"dist": Setting(root / dist, dist)},
     )
 
 

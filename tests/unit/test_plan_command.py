@@ -33,10 +33,13 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_the_rehearsal_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     plan = told(capsys, "--recipe", "rehearsal")
-    assert {need["state"] for need in plan["needs"]} <= {"ok", "not checked"}, plan["needs"]
+    states = {need["what"]: need["state"] for need in plan["needs"]}
+    assert states.pop("base image base") == "degraded", "no registry could be asked for its digest yet"
+    states.pop("image engine")  # as this machine has one or not: wheels need none
+    assert set(states.values()) <= {"ok", "not checked"}, plan["needs"]
     assert plan["complete"]
     assert re.fullmatch(r"[0-9a-f]{64}", plan["build_id"])
-    assert [command["stage"] for command in plan["plan"]["commands"]] == ["wheels", "wheels"]
+    assert [command["stage"] for command in plan["plan"]["commands"]] == ["wheels", "wheels", "image"]
     assert plan["plan"]["commands"][0]["environment"]["VLLM_TARGET_DEVICE"] == "tpu"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cufallback.errors import ImageError
 from cufallback.store import write_atomic
 
 if TYPE_CHECKING:
@@ -101,18 +100,10 @@ def write_sboms(
 
 
 def image_facts(plan: BuildPlan, engine: Mapping[str, str]) -> ImageFacts:
-    """Return what the provenance says of an image: bases, Dockerfile, and the versions of the engine.
-
-    Raises:
-        ImageError: the plan has no image.
-    """
+    """Return what the provenance says of an image: its bases, and the versions of the engine."""
     from cufallback.attest.provenance import ImageFacts
-    from cufallback.store import sha256_bytes
 
-    if plan.recipe.image is None:
-        raise ImageError(f"recipe {plan.recipe.name} has no [image]", remedy="use a record of another recipe")
-    file = plan.recipe.image.dockerfile
-    return ImageFacts(base_images(plan), (f"dockerfiles/{file}", sha256_bytes(plan.definition[file])), engine)
+    return ImageFacts(base_images(plan), engine)
 
 
 def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[str, str]]) -> None:

@@ -16,6 +16,7 @@ from cufallback import __version__
 from cufallback.attest.purls import oci_purl, python_purl
 from cufallback.attest.subjects import BaseImage
 from cufallback.errors import AttestationError
+from cufallback.plan import DEFINITION, IMAGE_LOCK, LOCK_FILES
 from cufallback.record import timestamp
 from cufallback.store import canonical_json, sha256_bytes
 
@@ -198,12 +199,10 @@ class ImageFacts:
 
     Args:
         bases: its base images.
-        dockerfile: path in the project and SHA-256.
         tools: versions of the engine and of BuildKit, by name.
     """
 
     bases: tuple[BaseImage, ...]
-    dockerfile: tuple[str, str]
     tools: Mapping[str, str]
 
 
@@ -327,11 +326,10 @@ def _dependencies(plan: BuildPlan, prefetched: Mapping[str, Any], image: ImageFa
     ]
     found += _fetches(plan, source["fetches"])
     found += [_distribution(row) for row in prefetched["distributions"]]
-    recipe_file = f"{plan.recipe.name}.toml"
     found += [
         {"name": f"locks/{plan.recipe.name}/{name}", "digest": {"sha256": sha256_bytes(content)}}
         for name, content in sorted(plan.inputs.items())
-        if name != recipe_file
+        if name in LOCK_FILES or (name == IMAGE_LOCK and image is not None)
     ]
     found.append(
         {
@@ -341,8 +339,10 @@ def _dependencies(plan: BuildPlan, prefetched: Mapping[str, Any], image: ImageFa
         }
     )
     if image is not None:
-        path, sha256 = image.dockerfile
-        found.append({"name": path, "digest": {"sha256": sha256}})
+        found += [
+            {"name": f"{DEFINITION}{name}", "digest": {"sha256": sha256_bytes(content)}}
+            for name, content in plan.definition.items()
+        ]
         found += [_base(base) for base in image.bases]
     return found
 

@@ -22,7 +22,7 @@ from cufallback.recipe import GitSource, Recipe
 from cufallback.store import link_tree, sha256_file, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from cufallback.plan import BuildPlan, Locks
+    from cufallback.plan import BuildPlan
 
 CONTEXTS = ("wheelhouse", "wheels")
 CHECKS = "opt/vllm/cufallback-checks.json"
@@ -90,7 +90,11 @@ def check_definition(plan: BuildPlan) -> None:
         return
     name = plan.recipe.image.dockerfile
     if name not in plan.definition:
-        raise ImageError("there is no such Dockerfile", remedy="correct image.dockerfile", where=f"dockerfiles/{name}")
+        raise ImageError(
+            "there is no such Dockerfile",
+            remedy="correct image.dockerfile, or put the folder dockerfiles/ beside recipes/",
+            where=f"dockerfiles/{name}",
+        )
     check_dockerfile(
         plan.definition[name].decode("utf-8", "replace"),
         pinned=(*(base.name for base in plan.bases), *CONTEXTS),
@@ -114,7 +118,6 @@ def expected_labels(plan: BuildPlan, version: str) -> dict[str, str]:
     first = plan.bases[0]
     labels = {
         f"{_OCI}title": recipe.name,
-        f"{_OCI}description": recipe.recipe.summary,
         f"{_OCI}version": version,
         f"{_OCI}created": timestamp(plan.pinned().source.epoch),
         f"{_OCI}licenses": image.licenses,
@@ -139,18 +142,11 @@ def require_cuda(inspections: Sequence[Mapping[str, Any]]) -> str:
     return f"driver>={max(drivers, key=Driver.parse)}" if drivers else ""
 
 
-def expectation(recipe: Recipe, locks: Locks, wheels: Sequence[BuiltWheel]) -> dict[str, Any]:
+def expectation(plan: BuildPlan, wheels: Sequence[BuiltWheel]) -> dict[str, Any]:
     """Return what the image must find in itself: the content of expectation.json."""
-    runtime = locks.runtime.distributions if locks.runtime else ()
-    distributions = {item.name: item.version for item in runtime}
+    distributions = {item.name: item.version for item in plan.pinned().runtime.distributions}
     distributions |= {canonicalize_name(wheel.name): wheel.version for wheel in wheels}
-    toolkit = recipe.cuda.toolkit.rpartition(".")[0]
-    return {
-        "distributions": distributions,
-        "torch_cuda": toolkit if recipe.wheel.device_code else None,
-        "extensions": list(recipe.wheel.expected_extensions),
-        "modules": ["cuda_probe"],
-    }
+    return {"distributions": distributions, **plan.image_expectation}
 
 
 def build_image(
@@ -263,7 +259,7 @@ def _lay_wheels(plan: BuildPlan, wheels: Sequence[BuiltWheel], target: Path) -> 
         shutil.copy2(wheel.path, target / wheel.path.name)
         lines.append(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     write_atomic(target / "built.txt", "".join(lines).encode())
-    write_json(target / "expectation.json", expectation(plan.recipe, plan.locks, wheels))
+    write_json(target / "expectation.json", expectation(plan, wheels))
 
 
 def _steps(progress: Progress) -> Any:

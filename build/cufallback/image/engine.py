@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from cufallback.process import Runner
 # v0.13.0 and of Docker Engine 26.0).
 MINIMUM_ENGINE = 26
 _SECONDS = 20
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,17 @@ def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
     import requests
 
     start = "start Docker, or point DOCKER_HOST at an engine"
+    host = _host(runner)
     try:
-        client = docker.DockerClient(base_url=_host(runner), timeout=_SECONDS)
+        _knock(host or _DEFAULT_HOST)
+        client = docker.DockerClient(base_url=host, timeout=_SECONDS)
         try:
             version, info = client.version(), client.info()
         finally:
             client.close()
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        inner = str(error)
-        if "Permission denied" in inner:
-            return NoEngine("no right to use the Docker engine", "join the group docker, or use a rootless engine")
+    except PermissionError:
+        return NoEngine("no right to use the Docker engine", "join the group docker, or use a rootless engine")
+    except (OSError, docker.errors.DockerException, requests.RequestException):
         return NoEngine("no Docker engine answers", start)
     components: dict[str, Any] = {item.get("Name"): item.get("Version") for item in version.get("Components", [])}
     drivers = {row[0]: row[1] for row in info.get("DriverStatus") or [] if len(row) == 2}
@@ -105,6 +108,14 @@ def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
         "containerd": str(components.get("containerd", "unknown")),
         "store": str(drivers.get("driver-type", "")),
     }
+
+
+def _knock(host: str) -> None:
+    """Connect to a local engine once: the SDK says less of why it cannot, and leaves the socket open."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_SECONDS)
+            connection.connect(host.removeprefix("unix://"))
 
 
 def _host(runner: Runner) -> str | None:
