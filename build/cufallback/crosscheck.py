@@ -17,8 +17,8 @@ from cufallback.deps.lockfile import parse_lock, wanted
 from cufallback.deps.policy import Resolved, require_allowed
 from cufallback.image.bases import Replacement, resolve_bases
 from cufallback.image.lock import parse_image_lock
-from cufallback.plan import IMAGE_LOCK, LOCK_FILES, BuildPlan, Locks
-from cufallback.recipe import GitSource, parse_recipe
+from cufallback.plan import IMAGE_LOCK, LOCK_FILES, BuildPlan, Locks, Step
+from cufallback.recipe import GitSource, WheelSource, parse_recipe
 from cufallback.record import PLAN, RECORD, Change, Isolation, Record, StageEntry, Wheel
 from cufallback.source.lock import parse_source_lock, unused_reason
 from cufallback.store import canonical_json
@@ -222,10 +222,15 @@ def check_distributions(record: Record, plan: BuildPlan) -> Iterator[Check]:
 def check_builds(record: Record, plan: BuildPlan) -> Iterator[Check]:
     """Each subject was built as the plan says, isolated as the record says, with the kernels the recipe demands."""
     steps = [step for step in plan.steps if step.command and step.stage == "wheels"]
+    if isinstance(plan.recipe.source, WheelSource) and record.subjects:
+        yield _taken(plan.recipe.source, record.subjects[0])
+        steps.insert(0, Step("wheels", "taken", network=False))
     if len(steps) != len(record.subjects):
         yield Check("subjects", "failed", f"the plan builds {len(steps)} wheels, {RECORD} has {len(record.subjects)}")
         return
     for number, (step, subject) in enumerate(zip(steps, record.subjects, strict=True)):
+        if not step.command:
+            continue
         if same_version(record):
             yield agree(f"command of {subject.path}", list(step.command), subject.command, source="the plan")
             yield _environment(step.environment or {}, subject, plan.recipe.builder.jobs)
@@ -242,6 +247,12 @@ def check_builds(record: Record, plan: BuildPlan) -> Iterator[Check]:
             # Families that the recipe does not speak of follow, as warnings.
             [finding.get("what") for finding in findings][: len(rows)],
         )
+
+
+def _taken(source: WheelSource, subject: Wheel) -> Check:
+    """A published wheel is the one of the recipe, and nothing is said of a build."""
+    found = [subject.path, subject.sha256, subject.command, subject.environment, subject.isolation.status]
+    return agree("main wheel", [f"wheels/{source.file}", source.sha256, [], {}, "not_run"], found)
 
 
 def _environment(expected: Mapping[str, str], subject: Wheel, jobs: int | None) -> Check:

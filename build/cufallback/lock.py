@@ -21,8 +21,7 @@ from cufallback.progress import Progress
 from cufallback.recipe import Recipe, find_recipe, parse_recipe
 from cufallback.resources import lock_folder
 from cufallback.source.contract import check_contracts, require_contracts
-from cufallback.source.fetch import edit_source, fetch_source
-from cufallback.source.harvest import harvest
+from cufallback.source.fetch import edit_source, fetch_source, fetches_of
 from cufallback.source.lock import lock_sources, render_source_lock, unused_reason
 from cufallback.store import Store, require_writable, workspace_errors, write_atomic
 
@@ -144,7 +143,7 @@ def _resolve(
     committed, _refused = parse_locks(recipe, inputs, folder)
     unused = recipe.source.unused
     sources = lock_sources(
-        harvest(tree),
+        fetches_of(recipe, tree),
         committed.source,
         recipe=recipe.name,
         checkout=checkout,

@@ -187,7 +187,7 @@ class BuildPlan:
 
 def _source(recipe: Recipe) -> dict[str, Any]:
     source = recipe.source
-    keys = {"kind", "url", "commit", "package", "version", "sha256"} & type(source).model_fields.keys()
+    keys = {"kind", "url", "commit", "package", "version", "file", "sha256"} & type(source).model_fields.keys()
     picks = [pick.commit for pick in source.cherry_pick] if source.kind == "git" else []
     rewrites = [rewrite.model_dump(mode="json", exclude={"why"}) for rewrite in source.rewrite]
     return {**source.model_dump(mode="json", include=keys), "cherry_pick": picks, "rewrite": rewrites}

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
@@ -86,6 +87,15 @@ def _version(text: str) -> str:
     if text != text.strip():
         msg = f"has space around it: {text!r}"
         raise ValueError(msg)
+    return text
+
+
+def _wheel_name(text: str) -> str:
+    try:
+        parse_wheel_filename(text)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        msg = f"not the file name of a wheel: {text!r}"
+        raise ValueError(msg) from error
     return text
 
 
@@ -333,6 +343,39 @@ class SdistSource(_Model):
     unused: UnusedSources = ()
 
 
+class WheelSource(_Model):
+    """``[source]`` of kind ``wheel``: a published wheel, taken as it is. Nothing of it is compiled or changed."""
+
+    kind: Annotated[Literal["wheel"], Field(description="a wheel from the package index, taken as it is")]
+    file: Annotated[str, AfterValidator(_wheel_name), Field(description="its file name")]
+    sha256: Sha256
+    commit: Annotated[
+        Commit | None, Field(description="the Git commit that upstream names for it; a wheel cannot prove it")
+    ] = None
+    why: Reason
+    contract: Contracts = ()
+
+    @property
+    def package(self) -> str:
+        """The distribution's name as the file has it, normalised."""
+        return str(parse_wheel_filename(self.file)[0])
+
+    @property
+    def version(self) -> str:
+        """The distribution's version."""
+        return str(parse_wheel_filename(self.file)[1])
+
+    @property
+    def rewrite(self) -> tuple[Rewrite, ...]:
+        """None: a published wheel is not changed."""
+        return ()
+
+    @property
+    def unused(self) -> tuple[Unused, ...]:
+        """None: nothing of it is compiled, so nothing is fetched."""
+        return ()
+
+
 class Kernel(_Model):
     """A kernel family that the build log must or must not report as built."""
 
@@ -558,7 +601,7 @@ class Recipe(_Model):
     ]
     recipe: Annotated[Identity, Field(description="what this recipe is")]
     source: Annotated[
-        GitSource | SdistSource,
+        GitSource | SdistSource | WheelSource,
         Field(discriminator="kind", description="the source code, the changes to it and what must be true of it"),
     ]
     cuda: Annotated[Cuda, Field(description="the CUDA toolkit, the GPUs and the driver ceiling")]
@@ -583,7 +626,7 @@ class Recipe(_Model):
     def source_name(self) -> str:
         """What is built, in a word: the package, or the last part of the repository's URL."""
         source = self.source
-        return source.package if isinstance(source, SdistSource) else source.url.rstrip("/").rpartition("/")[2]
+        return source.url.rstrip("/").rpartition("/")[2] if isinstance(source, GitSource) else source.package
 
 
 def json_schema() -> dict[str, Any]:
@@ -686,7 +729,7 @@ def _explain(path: Path, text: str, error: ValidationError) -> RecipeError:
     found = error.errors(include_url=False, include_context=False)
     for fault in found[:_SHOWN_FAULTS]:
         location = fault["loc"]
-        if location[:1] == ("source",) and location[1:2] in (("git",), ("sdist",)):
+        if location[:1] == ("source",) and location[1:2] in (("git",), ("sdist",), ("wheel",)):
             # pydantic puts the value of `kind` here, which is no key of the file
             location = ("source", *location[2:])
         key = key_path(location)

@@ -110,7 +110,7 @@ class Fetched(_Model):
 class Source(_Model):
     """Where the code comes from and what was done to it."""
 
-    kind: Literal["git", "sdist"]
+    kind: Literal["git", "sdist", "wheel"]
     origin: str
     ref: str
     commit: Commit | None
@@ -148,9 +148,12 @@ class RequirementEdit(_Model):
 
 
 class Isolation(_Model):
-    """How far the build was cut off from the network, and what /proc/net/dev showed inside before and after."""
+    """How far the build was cut off from the network, and what /proc/net/dev showed inside before and after.
 
-    status: Literal["passed", "warned"]
+    ``not_run`` for a published wheel, which nothing was built for.
+    """
+
+    status: Literal["passed", "warned", "not_run"]
     statement: str
     interfaces: list[str]
 

@@ -13,7 +13,7 @@ from cufallback.image.engine import Engine
 from cufallback.image.tools import ImageTools, image_hindrance
 from cufallback.pipeline import Context, Outcome, Stage
 from cufallback.plan import Locks, Step
-from cufallback.recipe import GitSource, Kernel, Recipe
+from cufallback.recipe import GitSource, Kernel, Recipe, WheelSource
 from cufallback.resources import PYTHON_CACHES, probe_folder
 from cufallback.store import link_tree, replaced_folder, sha256_file, tree_digest, write_atomic, write_json
 
@@ -29,6 +29,8 @@ def plan_steps(recipe: Recipe, locks: Locks, bases: Sequence[Base] = ()) -> tupl
     source = recipe.source
     if isinstance(source, GitSource):
         fetch = f"check out {source.url} at {source.commit}"
+    elif isinstance(source, WheelSource):
+        fetch = f"download the wheel {source.file} and check its sha256"
     else:
         fetch = f"download the source distribution {source.package} {source.version} and check its sha256"
 
@@ -48,6 +50,15 @@ def plan_steps(recipe: Recipe, locks: Locks, bases: Sequence[Base] = ()) -> tupl
                 environment={"SOURCE_DATE_EPOCH": str(epoch)},
             ),
         )
+    main = Step(
+        "wheels",
+        "build the main wheel",
+        network=False,
+        command=BUILD_COMMAND,
+        environment=compiler_environment(recipe.wheel.environment, epoch=epoch),
+    )
+    if isinstance(source, WheelSource):
+        main = Step("wheels", f"take {source.file} as it was published", network=False)
     return (
         Step("prefetch", fetch, network=True),
         *(Step("prefetch", f"rewrite {rewrite.file}", network=False) for rewrite in source.rewrite),
@@ -58,13 +69,7 @@ def plan_steps(recipe: Recipe, locks: Locks, bases: Sequence[Base] = ()) -> tupl
         Step("prefetch", "hold what the tree would fetch to the source lock", network=False),
         Step("prefetch", "fill the wheelhouses from the dependency locks", network=True),
         Step("wheels", "install the build lock into a fresh environment", network=False),
-        Step(
-            "wheels",
-            "build the main wheel",
-            network=False,
-            command=BUILD_COMMAND,
-            environment=compiler_environment(recipe.wheel.environment, epoch=epoch),
-        ),
+        main,
         Step(
             "wheels",
             "build the cuda-probe",
@@ -72,7 +77,7 @@ def plan_steps(recipe: Recipe, locks: Locks, bases: Sequence[Base] = ()) -> tupl
             command=BUILD_COMMAND,
             environment=compiler_environment(_probe_environment(recipe), epoch=epoch),
         ),
-        Step("wheels", "repack both wheels byte for byte", network=False),
+        Step("wheels", "repack what was built byte for byte", network=False),
         Step("inspect", "read libraries, architectures, PTX and minimum driver from the wheels", network=False),
         *image,
         Step("attest", "write an SBOM for each wheel and the image, and the provenance", network=False),
@@ -103,8 +108,7 @@ def prefetch(context: Context) -> Outcome:
 
 def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
     from cufallback.source.contract import check_contracts, require_contracts
-    from cufallback.source.fetch import edit_source, fetch_source
-    from cufallback.source.harvest import harvest
+    from cufallback.source.fetch import edit_source, fetch_source, fetches_of
     from cufallback.source.lock import require_locked, unused_reason
 
     recipe, lock = context.plan.recipe, context.plan.pinned().source
@@ -120,7 +124,7 @@ def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
     changes = edit_source(recipe, tree, progress=progress)
     contracts = check_contracts(tree, source.contract)
     require_contracts(contracts)
-    require_locked(harvest(tree), lock, source.unused)
+    require_locked(fetches_of(recipe, tree), lock, source.unused)
     _require_allowed(context)
     git = isinstance(source, GitSource)
     return {
@@ -244,11 +248,31 @@ def wheels(context: Context) -> Outcome:
     shutil.copytree(probe_folder(), probe, ignore=shutil.ignore_patterns(*PYTHON_CACHES))
     tree = context.earlier("prefetch") / "source"
     subjects = [
-        _build(context, environment, tree, "main", recipe.wheel.environment, recipe.cuda.kernel),
+        _take(context, recipe.source)
+        if isinstance(recipe.source, WheelSource)
+        else _build(context, environment, tree, "main", recipe.wheel.environment, recipe.cuda.kernel),
         _build(context, environment, probe, "cuda-probe", _probe_environment(recipe), ()),
     ]
     shutil.rmtree(scratch)
     return Outcome({"subjects": subjects}, (context.folder / "wheels", logs))
+
+
+def _take(context: Context, source: WheelSource) -> dict[str, Any]:
+    """Take a published wheel as it is."""
+    target, log = context.folder / "wheels" / source.file, context.folder / "logs" / "main.log"
+    context.store.place(source.sha256, target)
+    statement = "taken as it was published; nothing was built"
+    write_atomic(log, f"{source.file}, sha256 {source.sha256}: {statement}\n".encode())
+    return {
+        "path": f"wheels/{target.name}",
+        "sha256": source.sha256,
+        "size": target.stat().st_size,
+        "command": [],
+        "environment": {},
+        "isolation": {"status": "not_run", "statement": statement, "interfaces": []},
+        "kernels": {"built": {}, "not_built": [], "findings": []},
+        "log": f"logs/{log.name}",
+    }
 
 
 def _build(

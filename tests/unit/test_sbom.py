@@ -184,7 +184,7 @@ def test_an_image_holds_base_packages_wheels_and_distributions_in_one_graph() ->
     assert toolkit["licenses"] == [{"license": {"acknowledgement": "declared", "id": "MIT"}}]
     assert "scope" not in toolkit  # installed, though the probe was made with it too
     runtime = {row["filename"] for row in PRODUCTION["distributions"] if "runtime" in row["used_for"]}
-    assert not any(ref.startswith("distribution:torch") for ref in rows)  # the build's, not the image's
+    assert not any(ref.startswith("distribution:cmake") for ref in rows)  # the build's, not the image's
     below = set(children(content, "image"))
     assert {f"distribution:{name}" for name in runtime} | {"base:runtime", f"wheel:{MAIN.filename}"} <= below
     assert rows["base:runtime"]["hashes"][0]["content"] == "78" * 32
@@ -196,7 +196,7 @@ def test_an_image_holds_base_packages_wheels_and_distributions_in_one_graph() ->
         ("docker.io/library/debian:12", "pkg:oci/debian@sha256:00?repository_url=docker.io/library/debian&tag=12"),
         ("127.0.0.1:5000/a/B", "pkg:oci/b@sha256:00?repository_url=127.0.0.1:5000/a/b"),
         ("r.example/x:1@sha256:00", "pkg:oci/x@sha256:00?repository_url=r.example/x&tag=1"),
-        ("oci-layout:/home/me/secret/base", "pkg:oci/base@sha256:00"),
+        ("oci-layout:/srv/me/secret/base", "pkg:oci/base@sha256:00"),
         ("oci-layout:here/base@sha256:00", "pkg:oci/base@sha256:00"),
         ("./layout/base", "pkg:oci/base@sha256:00"),
         ("vllm", "pkg:oci/vllm@sha256:00"),

@@ -138,6 +138,8 @@ def _add_contents(
     if kind == "cuda-probe":
         return _add_probe(assembly, wheel, plan, prefetched)
     source = prefetched["source"]
+    if source["kind"] == "wheel":  # published by others, who say what is in it or do not
+        return []
     main = assembly.add(part.main_source(source, plan.recipe.source_name), below=wheel)
     added = [main]
     for path, commit in source["submodules"].items():

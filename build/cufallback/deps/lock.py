@@ -18,7 +18,7 @@ from cufallback.download import index_session, project_files
 from cufallback.errors import LockError
 from cufallback.process import Runner
 from cufallback.progress import Progress
-from cufallback.recipe import Recipe
+from cufallback.recipe import Recipe, WheelSource
 from cufallback.store import sha256_file, workspace_errors
 
 _NAMES: tuple[Which, ...] = ("build", "runtime")
@@ -71,10 +71,19 @@ def make_locks(
             progress.say(f"{allowed.name} {allowed.version} passes by exception: {allowed.why}")
         if opinion:
             _second(operated[which], resolution, recipe, scratch, runner, progress)
-        distributions = _one_file_each(resolution, recipe, mirrors)
+        distributions = tuple(
+            item
+            for item in _one_file_each(resolution, recipe, mirrors)
+            if which == "build" or not _is_main(item, recipe)
+        )
         text = render_lock(distributions, recipe=recipe, which=which, inputs=operated[which].sha256)
         made.append(FreshLock(which, text, distributions))
     return tuple(made)
+
+
+def _is_main(item: LockedDistribution, recipe: Recipe) -> bool:
+    """Say whether a distribution is the published wheel that the recipe is about, which is no dependency of itself."""
+    return isinstance(recipe.source, WheelSource) and item.name == recipe.source.package
 
 
 def _second(

@@ -13,10 +13,13 @@ from packaging.version import InvalidVersion, Version
 from cufallback.download import Wanted, fetch
 from cufallback.errors import SourceError
 from cufallback.progress import Progress
-from cufallback.recipe import GitSource, Recipe, SdistSource
+from cufallback.recipe import GitSource, Recipe, SdistSource, WheelSource
 from cufallback.source.checkout import checkout_git, extract_sdist
 from cufallback.source.edit import Change, apply_cherry_picks, apply_rewrites
+from cufallback.source.harvest import harvest
+from cufallback.source.harvested import Harvested
 from cufallback.source.tree import Checkout, inside
+from cufallback.source.wheelfile import extract_wheel
 from cufallback.store import Store
 from cufallback.tomlplace import printable
 
@@ -40,6 +43,8 @@ def fetch_source(
     if isinstance(source, GitSource):
         return checkout_git(source, target=target, progress=progress)
     fetch([wanted_archive(source)], store=store, mirrors=mirrors, progress=progress)
+    if isinstance(source, WheelSource):
+        return extract_wheel(store.path(source.sha256), source, target=target)
     checkout = extract_sdist(store.path(source.sha256), source, target=target)
     try:
         require_named(target, source)
@@ -77,10 +82,21 @@ def _same(version: str, other: str) -> bool:
         return False
 
 
-def wanted_archive(source: SdistSource) -> Wanted:
-    """Return the file of a source distribution, with the name that PEP 625 gives it."""
+def wanted_archive(source: SdistSource | WheelSource) -> Wanted:
+    """Return the file of a wheel or of a source distribution, with the name that PEP 625 gives it."""
+    if isinstance(source, WheelSource):
+        return Wanted(source.package, source.version, source.file, source.sha256)
     filename = f"{canonicalize_name(source.package).replace('-', '_')}-{source.version}.tar.gz"
     return Wanted(source.package, source.version, filename, source.sha256)
+
+
+def fetches_of(recipe: Recipe, tree: Path) -> tuple[Harvested, ...]:
+    """Return every source that building the tree would fetch; none for a wheel, which is not built.
+
+    Raises:
+        HarvestError: a build file asks for something that cannot be told exactly.
+    """
+    return () if isinstance(recipe.source, WheelSource) else tuple(harvest(tree))
 
 
 def edit_source(recipe: Recipe, tree: Path, *, progress: Progress) -> tuple[Change, ...]:

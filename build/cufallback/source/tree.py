@@ -20,9 +20,9 @@ class Checkout:
     """A verified source tree.
 
     Args:
-        kind: ``git`` or ``sdist``.
+        kind: ``git``, ``sdist`` or ``wheel``.
         commit: the commit id of a git source, 40 hex digits; None for an sdist.
-        archive_sha256: the digest of the archive of an sdist; None for git.
+        archive_sha256: the digest of the archive of an sdist or of the wheel; None for git.
         epoch: seconds since 1970 of the commit or of the newest archive member, never before 1980-01-01.
         tree_sha256: :func:`cufallback.store.tree_digest` of the tree as it was fetched, before any rewrite.
         submodules: (path inside the tree, commit id) of each submodule, sorted by path.
