@@ -19,8 +19,8 @@ from cufallback.errors import ImageError
 from cufallback.image.layout import check_blobs, read_image
 
 RELEASE = "bookworm"  # the one whose Python is 3.11
-# What PyTorch's wheels for the CPU need of the system beside the C library is libstdc++; they carry their OpenMP.
-PACKAGES = ("python3", "ca-certificates", "libstdc++6")
+# PyTorch's wheels for the CPU need libstdc++ beside the C library and carry their OpenMP; vLLM's server needs libnuma.
+PACKAGES = ("python3", "ca-certificates", "libnuma1", "libstdc++6")
 EPOCH = 1_700_000_000  # seconds since 1970; every time in the image
 DPKG = (
     "path-exclude=/usr/share/doc/*",
