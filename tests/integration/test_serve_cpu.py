@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from build_rooms import Command, Rehearsal
-
 from tests.services.base import BaseLayout
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(900)]
