@@ -297,7 +297,7 @@ def _failure(error: CommandError, log: Path) -> ImageError:
 
 def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[str, str]]:
     """Demand of the finished image what was asked for; return the report that it carries."""
-    config = image.configuration.get("config", {})
+    config = image.execution
     user, environment = str(config.get("User", "")), config.get("Env") or []
     faults = [
         f"label {name} is {image.labels.get(name)!r}" for name in labels if image.labels.get(name) != labels[name]

@@ -59,7 +59,7 @@ def check_config(image: Image, record: Record, plan: BuildPlan) -> Iterator[Chec
     found = record.image
     if found is None:
         return
-    config: Mapping[str, Any] = image.configuration.get("config", {})
+    config: Mapping[str, Any] = image.execution
     shown = {
         "manifest": image.manifest.to_json(),
         "config": image.config.to_json(),
