@@ -333,22 +333,26 @@ def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[s
             where=str(image.folder),
         )
     try:
-        return [_check(row) for row in json.loads(report)]
-    except (ValueError, TypeError, RecursionError) as error:
+        return _checks(json.loads(report))
+    except (ValueError, RecursionError) as error:
         raise ImageError(
             f"its own report, /{CHECKS}, is malformed: {error}", remedy="correct the Dockerfile", where=str(image.folder)
         ) from error
 
 
-def _check(row: Any) -> dict[str, str]:
-    known = isinstance(row, dict) and row.keys() == {"what", "status", "why"}
-    if not known or not all(isinstance(value, str) for value in row.values()):
-        msg = "not a list of checks"
-        raise TypeError(msg)
-    if row["status"] not in ("passed", "not_run"):
-        msg = f"{row['what']} is {row['status']!r}"
+def _checks(report: Any) -> list[dict[str, str]]:
+    def is_check(row: Any) -> bool:
+        return (
+            isinstance(row, dict)
+            and row.keys() == {"what", "status", "why"}
+            and all(isinstance(value, str) for value in row.values())
+            and row["status"] in ("passed", "not_run")
+        )
+
+    if not isinstance(report, list) or not all(map(is_check, report)):
+        msg = "it is no list of checks, each passed or not run"
         raise ValueError(msg)
-    return dict(row)
+    return report
 
 
 def is_root(user: str) -> bool:
