@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.unit.image_rooms import DIGEST, image, layer, top
+
 from cufallback.record import RECORD, SUMS, Record, checksum_lines, files_below
 from cufallback.store import canonical_json, sha256_file, write_atomic, write_json
-from tests.unit.image_rooms import DIGEST, image, layer, top
 
 HEX, COMMIT, BUILD_ID = "2" * 64, "3" * 40, "1f" * 32
 WHEELS = ("vllm-0.27.1+cu129-py3-none-any.whl", "cuda_probe-1.0-py3-none-any.whl")
@@ -30,7 +31,9 @@ def record_json(folder: Path, *, with_image: bool = True) -> dict[str, Any]:
             "layers": [blob, blob], "index": DIGEST, "dockerfile": "inputs/dockerfiles/x.Dockerfile", "labels": {},
             "require_cuda": "driver>=575.51.03", "user": "10001:10001", "entrypoint": ["python"],
             "engine": {"engine": "26.1.5"}, "log": "logs/image.log",
-            "checks": [{"what": "user", "status": "passed", "why": "so"}, {"what": "x", "status": "not_run", "why": "y"}],
+            "checks": [
+                {"what": "user", "status": "passed", "why": "so"}, {"what": "x", "status": "not_run", "why": "y"},
+            ],
         }  # fmt: skip
     subjects = [
         {

@@ -67,7 +67,9 @@ class Workshop:
             image_inputs=frozenset({"dockerfiles/x.Dockerfile"}),
         )
         self.worked.clear()
-        settings = {name: Setting(None, key) for name, key in (("image tools", engine), ("builder", "b"), ("dist", build_id))}
+        settings = {
+            name: Setting(None, key) for name, key in (("image tools", engine), ("builder", "b"), ("dist", build_id))
+        }
         Pipeline(
             plan=plan,
             stages=self.stages(),
@@ -96,7 +98,11 @@ def shop(tmp_path: Path) -> Workshop:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): sha256_file(path) for path in folder.rglob("*") if path.name != STATE_FILE and path.is_file()}
+    return {
+        str(path.relative_to(folder)): sha256_file(path)
+        for path in folder.rglob("*")
+        if path.name != STATE_FILE and path.is_file()
+    }
 
 
 def test_a_build_with_another_image_takes_over_what_it_shares(shop: Workshop) -> None:

@@ -19,7 +19,12 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dockerfiles" / "check_image.py"
 # The program that the image starts, but for the user: it is somebody here even when the tests run as root.
-SOMEBODY = "import os, runpy, sys\nos.getuid = lambda: 10001\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+SOMEBODY = """
+import os, runpy, sys
+os.getuid = lambda: 10001
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 DRIVERLESS = "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')"
 
 
@@ -47,7 +52,11 @@ class Site:
         whole = {"distributions": {}, "torch_cuda": None, "extensions": [], "modules": [], **expectation}
         (self.root / "expectation.json").write_text(json.dumps(whole))
         argv = [sys.executable, "-S", *wrapper, SCRIPT, self.root / "expectation.json", self.report]
-        environment = {"PYTHONPATH": str(self.root / "site"), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            "PYTHONPATH": str(self.root / "site"),
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, done.stdout
@@ -87,7 +96,11 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "one missing": ({}, {"a": "1"}, "a is absent instead of 1"),
     "another version": ({"a": "1.0"}, {"a": "1"}, "a is 1.0 instead of 1"),
     "another build": ({"torch": "2+cu130"}, {"torch": "2+cu129"}, "torch is 2+cu130 instead of 2+cu129"),
-    "two faults": ({"a": "1", "b": "2"}, {"a": "2", "c": "1"}, "a is 1 instead of 2; b is 2 instead of absent; c is absent"),
+    "two faults": (
+        {"a": "1", "b": "2"},
+        {"a": "2", "c": "1"},
+        "a is 1 instead of 2; b is 2 instead of absent; c is absent",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.unit.image_rooms import INDEX, document, image, layer, top
 
 from cufallback.errors import CufallbackError, ImageError, LockError, RegistryError, UsageError
 from cufallback.image.bases import Base, Replacement, base_folder, fetch_bases, parse_replacements, resolve_bases
@@ -14,7 +15,6 @@ from cufallback.image.lock import RESOLVED, ImageLock, LockedImage
 from cufallback.image.reference import Reference, parse_reference
 from cufallback.image.registry import Registry
 from cufallback.recipe import Recipe, load_recipe
-from tests.unit.image_rooms import INDEX, document, image, layer, top
 
 REFERENCE = "docker.io/library/python:3.11-slim-bookworm"
 A, B, C = (f"sha256:{digit * 64}" for digit in "abc")
@@ -57,7 +57,8 @@ def test_a_replacement_by_its_index_stands_for_the_image_of_the_platform(recipe:
 FORMS = [
     "", "base", "base=", "=oci-layout:DIR@DIGEST", "base=DIR@DIGEST", "base=oci-layout:@DIGEST", "base=oci-layout:DIR",
     "base=oci-layout:DIR:latest", "base=oci-layout:DIR@sha256:abc", "base=oci-layout:DIR@DIGESTd",
-    "Base=oci-layout:DIR@DIGEST", "base=docker-image:DIR@DIGEST", "base=oci-layout:DIR@DIGEST ", "base oci-layout:DIR@DIGEST",
+    "Base=oci-layout:DIR@DIGEST", "base=docker-image:DIR@DIGEST", "base=oci-layout:DIR@DIGEST ",
+    "base oci-layout:DIR@DIGEST",
 ]  # fmt: skip
 
 
@@ -119,7 +120,10 @@ def test_a_replacement_for_another_platform(recipe: Recipe, layout: Path) -> Non
 
 
 def locked(name: str = "base", reference: str = REFERENCE, **platform: str) -> ImageLock:
-    digests = {f"linux/{machine}": digest for machine, digest in platform.items()} or {"linux/amd64": A, "linux/arm64": C}
+    digests = {f"linux/{machine}": digest for machine, digest in platform.items()} or {
+        "linux/amd64": A,
+        "linux/arm64": C,
+    }
     entry = LockedImage(name, parse_reference(reference), B, digests, "2026-12-01T00:00:00Z", RESOLVED)
     return ImageLock("rehearsal", (entry,))
 
@@ -205,5 +209,7 @@ def test_nothing_is_fetched_for_what_was_given_or_never_locked(tmp_path: Path) -
 
 def test_several_bases_keep_the_order_of_the_recipe(recipe: Recipe) -> None:
     several = with_bases(recipe, "zeta", "alpha")
-    lock = ImageLock("rehearsal", tuple(dataclasses.replace(locked().images[0], name=name) for name in ("alpha", "zeta")))
+    lock = ImageLock(
+        "rehearsal", tuple(dataclasses.replace(locked().images[0], name=name) for name in ("alpha", "zeta"))
+    )
     assert [base.name for base in resolve_bases(several, lock, ())] == ["zeta", "alpha"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.image_rooms import DIGEST, image, image_plan, layer, top
 
 from cufallback.errors import CommandError, ImageError, LockError
 from cufallback.image import build
@@ -34,7 +35,6 @@ from cufallback.plan import BuildPlan
 from cufallback.process import Completed, RecordingRunner
 from cufallback.progress import Silent
 from cufallback.store import sha256_bytes, sha256_file
-from tests.unit.image_rooms import DIGEST, image, image_plan, layer, top
 
 WHEEL = "vllm-0.27.1+cu129-py3-none-any.whl"
 REPORT = [
@@ -265,7 +265,10 @@ FAILURES: dict[str, tuple[str, str]] = {
     "engine down": ("ERROR: Cannot connect to the Docker daemon at unix:///x. Is it running?\n", "went away"),
     "engine refuses": ("ERROR: dial tcp 127.0.0.1:2375: connect: connection refused\n", "went away"),
     "a step": ("#7 0.2 error: no such wheel\nERROR: failed to solve: exit code: 2\n", "docker exited with 1"),
-    "a step that speaks of eof": ("#7 0.2 typeof x\n#7 0.3 unexpected EOF\nERROR: exit code: 2\n", "docker exited with 1"),
+    "a step that speaks of eof": (
+        "#7 0.2 typeof x\n#7 0.3 unexpected EOF\nERROR: exit code: 2\n",
+        "docker exited with 1",
+    ),
     "a step without network": ("#7 0.2 urlopen: Connection refused\nERROR: exit code: 1\n", "docker exited with 1"),
     "nothing said": ("", "docker exited with 1"),
 }
@@ -309,7 +312,10 @@ LIES: dict[str, tuple[Callable[[FakeBuildx], object], str]] = {
         "does not carry NVIDIA_REQUIRE_CUDA=driver>=575.51.03",
     ),
     "no report": (lambda fake: fake.files.clear(), f"it holds no /{build.CHECKS}"),
-    "a report elsewhere": (lambda fake: fake.files.update({f"x/{build.CHECKS}": fake.files.pop(build.CHECKS)}), "holds no"),
+    "a report elsewhere": (
+        lambda fake: fake.files.update({f"x/{build.CHECKS}": fake.files.pop(build.CHECKS)}),
+        "holds no",
+    ),
 }  # fmt: skip
 
 

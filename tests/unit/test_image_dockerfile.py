@@ -1,4 +1,4 @@
-"""What a Dockerfile takes from outside: pinned names pass, all else is named with its line, and the shipped file passes."""
+"""What a Dockerfile takes from outside: pinned names pass, all else is named with its line; the shipped file passes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def test_what_is_not_read_here_is_refused_and_not_passed_over(text: str, reason:
     assert raised.value.remedy
 
 
-@pytest.mark.parametrize(("text", "shown"), [(HEAD, "its stages: one"), ("FROM base", "its stages: none"), ("", "none")])
+@pytest.mark.parametrize(
+    ("text", "shown"), [(HEAD, "its stages: one"), ("FROM base", "its stages: none"), ("", "none")]
+)
 def test_a_missing_target_is_named(text: str, shown: str) -> None:
     with pytest.raises(ImageError, match="has no stage 'probe'") as raised:
         check(text, "probe")

@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     def address_string(self) -> str:
         return "client"
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the parent calls it
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
@@ -114,7 +114,9 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
         thread.join()
 
 
-def buildx(inspected: str | None = INSPECTED, version: str | None = BUILDX, context: str | None = None) -> RecordingRunner:
+def buildx(
+    inspected: str | None = INSPECTED, version: str | None = BUILDX, context: str | None = None
+) -> RecordingRunner:
     """A runner that answers as docker does; None: that command fails."""
 
     def answer(argv: tuple[str, ...]) -> tuple[int, str]:
@@ -153,7 +155,9 @@ def test_an_engine_that_is_too_old(fake_engine: FakeEngine, version: str) -> Non
     assert "docker-container" in found.remedy
 
 
-@pytest.mark.parametrize("info", [GRAPH, {}, {"DriverStatus": None}, {"DriverStatus": [["driver-type", "x"], ["alone"]]}])
+@pytest.mark.parametrize(
+    "info", [GRAPH, {}, {"DriverStatus": None}, {"DriverStatus": [["driver-type", "x"], ["alone"]]}]
+)
 def test_an_image_store_without_oci_exporter(fake_engine: FakeEngine, info: dict[str, Any]) -> None:
     fake_engine.answers["info"] = info
     found = find_engine(buildx())

@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.unit.image_rooms import image_plan
 
 from cufallback.errors import CufallbackError, RegistryError
 from cufallback.image.engine import Engine, NoEngine
 from cufallback.image.tools import ImageTools, image_hindrance
-from tests.unit.image_rooms import image_plan
 
 ENGINE = Engine("docker", "26.1.5", "1.7.24", "0.13.1", "v0.13")
 NONE = NoEngine("no Docker engine answers", "start Docker")

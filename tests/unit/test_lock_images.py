@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.image_rooms import CHECKOUT, CONFIG, DIGEST, INDEX, MANIFEST
 
 from cufallback import lock
-from cufallback.errors import CufallbackError, ExitCode, ImageError, RecipeError, RegistryError, UsageError, WorkspaceError
+from cufallback.errors import (
+    CufallbackError,
+    ExitCode,
+    ImageError,
+    RecipeError,
+    RegistryError,
+    UsageError,
+    WorkspaceError,
+)
 from cufallback.image.layout import Descriptor
 from cufallback.image.lock import RESOLVED, load_image_lock
 from cufallback.image.reference import Reference
@@ -18,7 +27,6 @@ from cufallback.lock import LockReport, lock_images
 from cufallback.plan import IMAGE_LOCK
 from cufallback.progress import Silent
 from cufallback.store import sha256_bytes
-from tests.unit.image_rooms import CHECKOUT, CONFIG, DIGEST, INDEX, MANIFEST
 
 THEN, NOW = "2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z"
 AMD, ARM = (f"sha256:{digit * 64}" for digit in "ab")

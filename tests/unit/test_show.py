@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.image_rooms import DIGEST
+from tests.unit.record_samples import BUILD_ID, COMMIT, REFERENCE, WHEELS, record_json, write_build, write_record_of
 
 from cufallback import show
 from cufallback.crosscheck import Check
@@ -15,8 +17,6 @@ from cufallback.publish import summary
 from cufallback.push import Pushed, PushedDocument
 from cufallback.show import pushed_text, summary_text, verification_text
 from cufallback.verify import Verification
-from tests.unit.image_rooms import DIGEST
-from tests.unit.record_samples import BUILD_ID, COMMIT, REFERENCE, WHEELS, record_json, write_build, write_record_of
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,7 @@ def test_what_a_record_says_is_text_and_no_markup(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_on_a_narrow_terminal_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_on_a_narrow_terminal_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setattr(show, "terminal", lambda: (columns, False))
     write_build(tmp_path)
     text = summary_text(summary(tmp_path))
@@ -150,7 +148,7 @@ def test_a_verification_shows_what_did_not_pass(status: str, verdict: str) -> No
     text = verification_text(Verification("folder", "0" * 64, checks))
     counted = {"passed": 1, "failed": 0, "not_run": 0}
     counted[status] += 1
-    head = f"folder: {verdict}: {counted['passed']} checks passed, {counted['failed']} failed, {counted['not_run']} not run"
-    assert text.split("\n")[0] == head
+    told = f"{counted['passed']} checks passed, {counted['failed']} failed, {counted['not_run']} not run"
+    assert text.split("\n")[0] == f"folder: {verdict}: {told}"
     assert ("[two]" in text) == (status != "passed")
     assert "one" not in text.replace("not", "")

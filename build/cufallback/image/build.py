@@ -336,7 +336,9 @@ def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[s
         return _checks(json.loads(report))
     except (ValueError, RecursionError) as error:
         raise ImageError(
-            f"its own report, /{CHECKS}, is malformed: {error}", remedy="correct the Dockerfile", where=str(image.folder)
+            f"its own report, /{CHECKS}, is malformed: {error}",
+            remedy="correct the Dockerfile",
+            where=str(image.folder),
         ) from error
 
 

@@ -257,7 +257,9 @@ def _opened_layer(image: Image, layer: Descriptor) -> Iterator[IO[bytes]]:
     with open_regular(path) as raw:
         size = os.fstat(raw.fileno()).st_size
         if size != layer.size:  # a tar archive that ends between two members does not show it
-            raise ImageError(f"layer {layer.digest} has {size} bytes, not {layer.size}", remedy=_REMEDY, where=str(path))
+            raise ImageError(
+                f"layer {layer.digest} has {size} bytes, not {layer.size}", remedy=_REMEDY, where=str(path)
+            )
         if layer.media_type.endswith(("+zstd", ".zstd")):
             import zstandard
 
