@@ -186,6 +186,11 @@ def _edited(folder: Path) -> None:
     (folder / STATE_FILE).write_text(json.dumps({**state, "result": {"said": "a lie"}}))
 
 
+def _pipe(folder: Path) -> None:
+    discard(folder / STATE_FILE)
+    os.mkfifo(folder / STATE_FILE)
+
+
 def _linked(folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to(folder.with_name("elsewhere"))
@@ -200,7 +205,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty state": lambda folder: (folder / STATE_FILE).write_bytes(b""),
     "edited state": _edited,
     "a link": _linked,
-    "a pipe for a state": lambda folder: (discard(folder / STATE_FILE), os.mkfifo(folder / STATE_FILE)),
+    "a pipe for a state": _pipe,
 }
 
 
