@@ -35,9 +35,12 @@ def not_run(what: str, why: str) -> Check:
 
 
 def installed() -> dict[str, str]:
-    """Return normalised name → version of every installed distribution."""
-    found = importlib.metadata.distributions()
-    return {re.sub(r"[-_.]+", "-", item.metadata["Name"]).lower(): item.version for item in found}
+    """Return normalised name → version of every installed distribution; of one that is there twice, all versions."""
+    found: dict[str, set[str]] = {}
+    for item in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", item.metadata["Name"] or "nameless").lower()
+        found.setdefault(name, set()).add(item.version or "without version")
+    return {name: " and ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def check_user() -> Iterator[Check]:
@@ -63,10 +66,15 @@ def check_torch(cuda: str | None) -> Iterator[Check]:
     if "torch" not in installed():
         yield not_run("torch.version.cuda", "this image holds no torch")
         return
-    import torch
+    try:
+        import torch
 
-    state = passed if torch.version.cuda == cuda else failed
-    yield state("torch.version.cuda", f"is {torch.version.cuda}, the recipe says {cuda}")
+        found = torch.version.cuda
+    except (Exception, SystemExit) as error:  # whatever a package does when it is imported
+        yield failed("torch.version.cuda", f"{type(error).__name__}: {error}")
+        return
+    state = passed if found == cuda else failed
+    yield state("torch.version.cuda", f"is {found}, the recipe says {cuda}")
 
 
 def check_import(name: str, load: Callable[[str], Any] = importlib.import_module) -> Iterator[Check]:
@@ -77,7 +85,7 @@ def check_import(name: str, load: Callable[[str], Any] = importlib.import_module
         missing_driver = re.match(r"libcuda\.so|libnvidia-ml\.so", str(error))
         state = not_run if missing_driver else failed
         yield state(f"import {name}", f"{error}; the driver brings it" if missing_driver else f"{error}")
-    except Exception as error:  # whatever a package does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a package does when it is imported
         yield failed(f"import {name}", f"{type(error).__name__}: {error}")
     else:
         yield passed(f"import {name}", "imported")

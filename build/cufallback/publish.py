@@ -8,7 +8,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
@@ -200,17 +200,25 @@ def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
     """Lay out the archive of a build folder.
 
     Raises:
-        AttestationError: no tar archive, or a member that is no plain file inside it.
+        AttestationError: no tar archive, or a member that is no plain file inside it or lies where another does.
     """
     remedy = "do not use this image; ask who pushed it"
+    files: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
-                if not member.isreg() or not is_inner_path(member.name):
+                # A sparse file of a few bytes here may be one of any size there.
+                if not member.isreg() or member.issparse() or not is_inner_path(member.name):
                     raise AttestationError(f"holds {member.name!a}, which is no plain file", remedy=remedy, where=where)
+                path = PurePosixPath(member.name)
+                if path in files | folders or files.intersection(path.parents):
+                    raise AttestationError(f"holds {member.name!a} twice", remedy=remedy, where=where)
+                files.add(path)
+                folders.update(path.parents)
                 file = archive.extractfile(member)
                 write_atomic(folder / member.name, file.read() if file else b"")
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise AttestationError(f"is no tar archive: {error}", remedy=remedy, where=where) from error
 
 
@@ -260,8 +268,24 @@ def _lay_signatures(
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Return what matters most of a build folder, for `cufallback show`."""
+    """Return what matters most of a build folder, for `cufallback show`.
+
+    Raises:
+        RecordError: there is no record, or it contradicts itself.
+    """
     record = read_record(folder)
+    try:
+        return _summary(folder, record)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # The inspections are of free form, and only `cufallback verify` holds them to anything.
+        raise RecordError(
+            f"the record's inspections are not those of its wheels: {type(error).__name__}: {error}",
+            remedy="run `cufallback verify` on it",
+            where=str(folder / RECORD),
+        ) from error
+
+
+def _summary(folder: Path, record: Record) -> dict[str, Any]:
     return {
         "schema": 1,
         "folder": str(folder),

@@ -579,6 +579,9 @@ class Image(_Model):
         if len(set(names)) != len(names):
             msg = f"a name stands here twice: {', '.join(names)}"
             raise ValueError(msg)
+        if taken := sorted({"definition", "image", "wheelhouse", "wheels"} & set(names)):
+            msg = f"{taken[0]!r} is the name of something that every build of an image has"
+            raise ValueError(msg)
         return bases
 
 

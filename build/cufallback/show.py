@@ -179,10 +179,11 @@ def summary_text(found: Mapping[str, Any]) -> str:
         ("locked", f"{found['distributions']} distributions"),
     ]
     if image:
+        engine = image["engine"].get("engine", "unknown")
         facts += [
             ("image", image["digest"]),
             ("", f"{_mib(image['size'])} in {image['layers']} layers, needs {image['driver'] or 'no driver'}"),
-            ("", f"built by Docker Engine {image['engine']['engine']}, checks inside: {_counts(image['checks'])}"),
+            ("", f"built by Docker Engine {engine}, checks inside: {_counts(image['checks'])}"),
         ]
         facts += [("base", _base(base)) for base in image["bases"]]
     signatures = found["signatures"]

@@ -54,7 +54,7 @@ def parse_replacements(arguments: Sequence[str], recipe: Recipe) -> tuple[Replac
 
     Raises:
         UsageError: not of that form, or no such base.
-        ImageError: no such image in that layout, or one of its blobs is damaged.
+        ImageError: no such image in that layout, one for another platform, or one of its blobs is damaged.
     """
     known = [base.name for base in recipe.image.base] if recipe.image else []
     found: dict[str, Replacement] = {}
@@ -71,6 +71,12 @@ def parse_replacements(arguments: Sequence[str], recipe: Recipe) -> tuple[Replac
             why = "stands here twice" if name in found else f"is no base of recipe {recipe.name}"
             raise UsageError(f"{name!r} {why}", remedy=f"its bases: {', '.join(known) or 'none'}", where="--base")
         image = read_image(Path(match["folder"]), digest, platform=recipe.oci_platform)
+        if image.platform != recipe.oci_platform:
+            raise ImageError(
+                f"is for {image.platform}, not for {recipe.oci_platform}",
+                remedy="give the image for the recipe's platform",
+                where=f"--base {name}",
+            )
         check_blobs(image)
         found[name] = Replacement(name, Path(match["folder"]).resolve(), image.digest)
     return tuple(found.values())

@@ -84,7 +84,7 @@ def check_definition(plan: BuildPlan) -> None:
     """Hold the Dockerfile of a plan to what the recipe pins.
 
     Raises:
-        ImageError: there is no such file, or it takes something that nothing pins.
+        ImageError: there is no such file, it takes something that nothing pins, or a base has the name of a context.
     """
     if plan.recipe.image is None:
         return
@@ -193,30 +193,39 @@ def build_image(
     _lay_wheels(plan, wheels, places["wheels"])
     labels, needs = expected_labels(plan, wheels[0].version), require_cuda(inspections)
     words = list(image_command(recipe, {base.name: base.digest for base in plan.bases}))
-    words += [word for name, value in sorted(labels.items()) for word in ("--label", f"{name}={value}")]
-    words += ["--build-arg", f"NVIDIA_REQUIRE_CUDA={needs}", "--progress", "plain"]
-    words += ["--tag", f"{IMAGE_NAME}/{recipe.name}:{plan.short_id}"]  # what `docker load` calls it
-    words += [] if use_cache else ["--no-cache"]
+    more = [word for name, value in sorted(labels.items()) for word in ("--label", f"{name}={value}")]
+    more += ["--build-arg", f"NVIDIA_REQUIRE_CUDA={needs}", "--progress", "plain"]
+    more += ["--tag", f"{IMAGE_NAME}/{recipe.name}:{plan.short_id}"]  # what `docker load` calls it
+    more += [] if use_cache else ["--no-cache"]
     metadata = scratch / "metadata.json"
     real = [_placed(word, places) for word in words]
     real[real.index("--file") + 1] = str(places["definition"] / _image_of(recipe).dockerfile)
     try:
         with progress.bar("building the image", None):
             runner.run(
-                [*real, "--metadata-file", metadata, places["definition"]],
+                [*real, *more, "--metadata-file", metadata, places["definition"]],
                 env=_environment(epoch),
                 log=log,
-                shown=[*words, "DEFINITION"],
+                shown=[*words, *more, "DEFINITION"],
                 names={str(scratch): "SCRATCH", **{str(path): name.upper() for name, path in places.items()}},
                 on_line=_steps(progress),
             )
     except CommandError as error:
         raise _failure(error, log) from error
     shutil.rmtree(folder / "ingest", ignore_errors=True)  # containerd's room for unfinished blobs
-    digest = json.loads(metadata.read_bytes()).get("containerimage.digest")
+    digest = _built_digest(metadata, log)
     image = read_image(folder, digest, platform=recipe.oci_platform)
     shutil.rmtree(scratch)
     return BuiltImage(image, _checked(image, labels, needs), labels, needs)
+
+
+def _built_digest(metadata: Path, log: Path) -> str:
+    try:
+        return str(json.loads(metadata.read_bytes())["containerimage.digest"])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ImageError(
+            "buildx does not say which image it built", remedy="upgrade the buildx plugin", where=str(log)
+        ) from error
 
 
 def _environment(epoch: int) -> dict[str, str]:
@@ -228,9 +237,9 @@ def _environment(epoch: int) -> dict[str, str]:
 
 def _placed(word: str, places: Mapping[str, Path]) -> str:
     """Return a word of :func:`image_command` with the folders of this machine."""
-    for name, path in places.items():
-        word = re.sub(rf"(?<==){name.upper()}(?=$|,)|(?<=oci-layout://)/{name.upper()}(?=@)", str(path), word)
-    return word
+    known = "|".join(re.escape(name.upper()) for name in places)
+    pattern = rf"(?<==)(?:{known})(?=$|,)|(?<=oci-layout://)/(?:{known})(?=@)"
+    return re.sub(pattern, lambda found: str(places[found[0].strip("/").lower()]), word)
 
 
 def _lay_wheelhouse(plan: BuildPlan, wheelhouses: Path, target: Path) -> None:
@@ -285,7 +294,8 @@ def _failure(error: CommandError, log: Path) -> ImageError:
             remedy="correct the recipe or the locks; the log shows every check",
             where=str(log),
         )
-    if re.search(r"cannot connect to the docker daemon|error reading from server|connection refused|EOF", text, re.I):
+    own = re.sub(r"^#\d+ [\d.]+ .*$", "", text, flags=re.MULTILINE)  # what buildx says, not what its steps print
+    if re.search(r"(?i:cannot connect to the docker daemon|error reading from server|connection refused)|\bEOF\b", own):
         remedy = "look at the engine's own log, start it again, then run again: what is built stays"
         return ImageError("the Docker engine went away during the build", remedy=remedy, where=str(log))
     return ImageError(error.reason, remedy=error.remedy, where=str(log))
@@ -293,12 +303,12 @@ def _failure(error: CommandError, log: Path) -> ImageError:
 
 def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[str, str]]:
     """Demand of the finished image what was asked for; return the report that it carries."""
-    config = image.configuration.get("config", {})
-    user, environment = str(config.get("User", "")), config.get("Env") or []
+    config = image.execution
+    user, environment = str(config.get("User") or ""), config.get("Env") or []
     faults = [
         f"label {name} is {image.labels.get(name)!r}" for name in labels if image.labels.get(name) != labels[name]
     ]
-    if user.partition(":")[0] in ("", "0", "root"):
+    if is_root(user):
         faults.append(f"its user is {user or 'root'!r}")
     if needs and f"NVIDIA_REQUIRE_CUDA={needs}" not in environment:
         faults.append(f"it does not carry NVIDIA_REQUIRE_CUDA={needs}")
@@ -311,8 +321,34 @@ def _checked(image: Image, labels: Mapping[str, str], needs: str) -> list[dict[s
             remedy="correct the Dockerfile",
             where=str(image.folder),
         )
-    checks: list[dict[str, str]] = json.loads(report)
-    return checks
+    try:
+        return _checks(json.loads(report))
+    except (ValueError, RecursionError) as error:
+        raise ImageError(
+            f"its own report, /{CHECKS}, is malformed: {error}",
+            remedy="correct the Dockerfile",
+            where=str(image.folder),
+        ) from error
+
+
+def _checks(report: Any) -> list[dict[str, str]]:
+    def is_check(row: Any) -> bool:
+        return (
+            isinstance(row, dict)
+            and row.keys() == {"what", "status", "why"}
+            and all(isinstance(value, str) for value in row.values())
+            and row["status"] in ("passed", "not_run")
+        )
+
+    if not isinstance(report, list) or not all(map(is_check, report)):
+        msg = "it is no list of checks, each passed or not run"
+        raise ValueError(msg)
+    return report
+
+
+def is_root(user: str) -> bool:
+    """Say whether ``USER`` of an image means root: no user, its name, or its number in any spelling, with any group."""
+    return re.fullmatch(r"(?:root|[+-]?0+)?", user.partition(":")[0].strip()) is not None
 
 
 def sizes(image: Image) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cufallback.attest.debian import SYSTEM_FILES
 from cufallback.crosscheck import Check, agree
-from cufallback.image.build import CHECKS, expected_labels, require_cuda
+from cufallback.image.build import CHECKS, expected_labels, is_root, require_cuda
 from cufallback.image.layout import Image, find_files, read_image
 from cufallback.plan import BuildPlan
 from cufallback.record import Record
@@ -59,7 +59,7 @@ def check_config(image: Image, record: Record, plan: BuildPlan) -> Iterator[Chec
     found = record.image
     if found is None:
         return
-    config: Mapping[str, Any] = image.configuration.get("config", {})
+    config: Mapping[str, Any] = image.execution
     shown = {
         "manifest": image.manifest.to_json(),
         "config": image.config.to_json(),
@@ -78,7 +78,7 @@ def check_config(image: Image, record: Record, plan: BuildPlan) -> Iterator[Chec
     yield agree("image driver requirement", needs, found.require_cuda, source="the inspection")
     stated = [text for text in config.get("Env") or [] if text.startswith("NVIDIA_REQUIRE_CUDA=")]
     yield agree("NVIDIA_REQUIRE_CUDA", [f"NVIDIA_REQUIRE_CUDA={needs}"], stated, document="the image")
-    root = str(config.get("User", "")).partition(":")[0] in ("", "0", "root")
+    root = is_root(str(config.get("User") or ""))
     yield Check("image user", "failed" if root else "passed", f"is {config.get('User') or 'root'}")
 
 

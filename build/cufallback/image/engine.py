@@ -17,6 +17,7 @@ from cufallback.process import Runner
 MINIMUM_ENGINE = 26
 _SECONDS = 20
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
+_ODD = (ValueError, TypeError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,19 @@ def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
         return NoEngine("no right to use the Docker engine", "join the group docker, or use a rootless engine")
     except (OSError, docker.errors.DockerException, requests.RequestException):
         return NoEngine("no Docker engine answers", start)
-    components: dict[str, Any] = {item.get("Name"): item.get("Version") for item in version.get("Components", [])}
+    except _ODD:  # the client trusts that an engine answers; this may be anything behind a socket
+        return NoEngine("what answers is no Docker engine", start)
+    try:
+        return _facts(version, info)
+    except _ODD:
+        return NoEngine("what answers is no Docker engine", start)
+
+
+def _facts(version: Any, info: Any) -> dict[str, str]:
+    components = {item["Name"]: item["Version"] for item in version.get("Components") or []}
     drivers = {row[0]: row[1] for row in info.get("DriverStatus") or [] if len(row) == 2}
     return {
-        "engine": str(version.get("Version", "unknown")),
+        "engine": str(version["Version"]),
         "containerd": str(components.get("containerd", "unknown")),
         "store": str(drivers.get("driver-type", "")),
     }

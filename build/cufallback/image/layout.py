@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -71,9 +73,14 @@ class Image:
         return f"{self.configuration.get('os', '')}/{self.configuration.get('architecture', '')}"
 
     @property
+    def execution(self) -> Mapping[str, Any]:
+        """The execution parameters: the config document's ``config``, which may be absent or null."""
+        return self.configuration.get("config") or {}
+
+    @property
     def labels(self) -> dict[str, str]:
         """The config's labels."""
-        return dict(self.configuration.get("config", {}).get("Labels") or {})
+        return dict(self.execution.get("Labels") or {})
 
     def blob(self, descriptor: Descriptor) -> Path:
         """Return where a blob lies."""
@@ -101,13 +108,13 @@ def read_image(folder: Path, digest: str | None = None, *, platform: str = "linu
     Raises:
         ImageError: no layout, a blob that is missing or not what its digest says, or not exactly one such image.
     """
-    if not (folder / "oci-layout").is_file():
+    if not os.path.isfile(folder / "oci-layout"):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         raise ImageError("is no OCI image layout: there is no file oci-layout", remedy=_REMEDY, where=str(folder))
     top = _document((folder / "index.json"), None, str(folder / "index.json"))
     descriptors = [
         entry for entry in _descriptors(top, "manifests", folder / "index.json") if digest in (None, entry.digest)
     ]
-    if digest is not None and not descriptors and blob_path(folder, digest).is_file():
+    if digest is not None and is_digest(digest) and not descriptors and blob_path(folder, digest).is_file():
         # Not named at the top, but here: an image of an index, for example.
         data = _document(blob_path(folder, digest), None, digest)
         kind = str(data.get("mediaType", MANIFEST_TYPES[0]))
@@ -129,7 +136,7 @@ def _resolve(folder: Path, descriptor: Descriptor, platform: str) -> Image:
             for entry, raw in zip(_descriptors(data, "manifests", path), data["manifests"], strict=True)
             if entry.media_type in MANIFEST_TYPES
             and platform in (_platform(raw.get("platform")), None)
-            and "vnd.docker.reference.type" not in (raw.get("annotations") or {})
+            and not _is_attestation(raw)
         ]
         if len(fitting) != 1:
             raise ImageError(
@@ -140,8 +147,38 @@ def _resolve(folder: Path, descriptor: Descriptor, platform: str) -> Image:
         raise ImageError(f"is no image but {descriptor.media_type!r}", remedy=_REMEDY, where=str(path))
     (config,) = _descriptors({"config": [data.get("config")]}, "config", path)
     configuration = _document(blob_path(folder, config.digest), config, config.digest)
+    if not _is_configuration(configuration):
+        raise ImageError("the config document of the image is malformed", remedy=_REMEDY, where=str(path))
     layers = tuple(_descriptors(data, "layers", path))
     return Image(folder, descriptor, config, layers, configuration)
+
+
+def _is_attestation(raw: Mapping[str, Any]) -> bool:
+    """Whether an entry of an index is one of BuildKit's attestations, which look like images."""
+    annotations = raw.get("annotations")
+    return isinstance(annotations, dict) and "vnd.docker.reference.type" in annotations
+
+
+def _is_configuration(data: Mapping[str, Any]) -> bool:
+    """Whether the fields of a config document that are read here are of the specification's types."""
+
+    def texts(values: object) -> bool:
+        return isinstance(values, dict | list) and all(
+            isinstance(value, str) for value in (values.values() if isinstance(values, dict) else values)
+        )
+
+    execution = data.get("config")
+    if execution is None:
+        execution = {}
+    return (
+        all(isinstance(data.get(key, ""), str) for key in ("os", "architecture"))
+        and isinstance(execution, dict)
+        and isinstance(execution.get("User") or "", str)
+        and all(
+            execution.get(key) is None or (isinstance(execution[key], kind) and texts(execution[key]))
+            for key, kind in (("Labels", dict), ("Env", list), ("Entrypoint", list))
+        )
+    )
 
 
 def _platform(raw: object) -> str | None:
@@ -218,12 +255,17 @@ def check_blobs(image: Image) -> None:
 def _opened_layer(image: Image, layer: Descriptor) -> Iterator[IO[bytes]]:
     path = image.blob(layer)
     with open_regular(path) as raw:
-        if layer.media_type.endswith("+zstd"):
+        size = os.fstat(raw.fileno()).st_size
+        if size != layer.size:  # a tar archive that ends between two members does not show it
+            raise ImageError(
+                f"layer {layer.digest} has {size} bytes, not {layer.size}", remedy=_REMEDY, where=str(path)
+            )
+        if layer.media_type.endswith(("+zstd", ".zstd")):
             import zstandard
 
             with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
                 yield io.BufferedReader(reader, 1 << 20)
-        elif layer.media_type.endswith("gzip"):
+        elif layer.media_type.endswith(("+gzip", ".gzip")):
             import gzip
 
             with gzip.GzipFile(fileobj=raw) as unzipped:
@@ -235,8 +277,8 @@ def _opened_layer(image: Image, layer: Descriptor) -> Iterator[IO[bytes]]:
 def find_files(image: Image, pattern: re.Pattern[str], *, limit: int = 32 << 20) -> dict[str, bytes]:
     """Return path → content of the regular files of the finished file system whose path matches ``pattern`` whole.
 
-    Layers are applied from the bottom: a later one replaces, and its whiteouts remove (OCI image specification,
-    "Layer Filesystem Changeset").
+    Layers are applied from the bottom: a later one replaces, and its whiteouts remove what lies below it (OCI image
+    specification, "Layer Filesystem Changeset").
 
     Args:
         image: the image.
@@ -244,7 +286,8 @@ def find_files(image: Image, pattern: re.Pattern[str], *, limit: int = 32 << 20)
         limit: bytes that one such file may have.
 
     Raises:
-        ImageError: a layer is no tar archive of its media type, or a file is larger than ``limit``.
+        ImageError: a layer is no tar archive of its media type, a file is larger than ``limit``, or a matching path is
+            a hard link to a file that does not match, whose content is not at hand.
     """
     import zlib
 
@@ -252,42 +295,75 @@ def find_files(image: Image, pattern: re.Pattern[str], *, limit: int = 32 << 20)
 
     found: dict[str, bytes] = {}
     for layer in image.layers:
+        own: dict[str, bytes] = {}
         try:
             with _opened_layer(image, layer) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
-                    _apply(found, member, archive, pattern, limit)
-        except (tarfile.TarError, OSError, EOFError, zlib.error, zstandard.ZstdError, ValueError) as error:
+                    _apply(found, own, member, archive, pattern, limit)
+        except (
+            *(tarfile.TarError, OSError, WorkspaceError, EOFError),
+            *(zlib.error, zstandard.ZstdError, ValueError, OverflowError),
+        ) as error:
             raise ImageError(
                 f"layer {layer.digest} cannot be read as {layer.media_type}: {error}",
                 remedy=_REMEDY,
                 where=str(image.blob(layer)),
             ) from error
+        found |= own
     return found
 
 
 def _apply(
-    found: dict[str, bytes], member: tarfile.TarInfo, archive: tarfile.TarFile, pattern: re.Pattern[str], limit: int
+    below: dict[str, bytes],
+    own: dict[str, bytes],
+    member: tarfile.TarInfo,
+    archive: tarfile.TarFile,
+    pattern: re.Pattern[str],
+    limit: int,
 ) -> None:
-    path = member.name.removeprefix("./").strip("/")
+    """Apply one member of a layer: to its ``own`` files and to those ``below``, which alone its whiteouts hide."""
+    path = _normal(member.name)
     folder, _, name = path.rpartition("/")
     if name == ".wh..wh..opq":
-        _drop_below(found, folder)
+        _drop_below(below, folder)
         return
     if name.startswith(".wh."):
-        gone = f"{folder}/{name.removeprefix('.wh.')}".lstrip("/")
-        found.pop(gone, None)
-        _drop_below(found, gone)
+        gone = name.removeprefix(".wh.")
+        if gone:
+            _drop(below, f"{folder}/{gone}" if folder else gone)
         return
-    if not member.isdir():
-        found.pop(path, None)
-        _drop_below(found, path)
-    if member.isfile() and pattern.fullmatch(path):
+    if member.isdir():
+        below.pop(path, None)
+        own.pop(path, None)
+        return
+    linked = own.get(_normal(member.linkname), below.get(_normal(member.linkname))) if member.islnk() else None
+    _drop(below, path)
+    _drop(own, path)
+    if not pattern.fullmatch(path):
+        return
+    if member.islnk():
+        if linked is None:
+            raise ImageError(
+                f"{path} is a hard link to {member.linkname}, which was not read", remedy=_REMEDY, where=path
+            )
+        own[path] = linked
+    elif member.isreg():
         if member.size > limit:
             raise ImageError(f"{path} has {member.size} bytes, more than {limit}", remedy=_REMEDY, where=path)
         content = archive.extractfile(member)
-        found[path] = content.read() if content is not None else b""
+        own[path] = content.read() if content is not None else b""
 
 
-def _drop_below(found: dict[str, bytes], folder: str) -> None:
-    for path in [path for path in found if path.startswith(f"{folder}/" if folder else "")]:
-        del found[path]
+def _normal(name: str) -> str:
+    """Return the path of a member from the root of the file system, without a leading slash."""
+    return posixpath.normpath(f"/{name}").lstrip("/")
+
+
+def _drop(files: dict[str, bytes], path: str) -> None:
+    files.pop(path, None)
+    _drop_below(files, path)
+
+
+def _drop_below(files: dict[str, bytes], folder: str) -> None:
+    for path in [path for path in files if path.startswith(f"{folder}/" if folder else "")]:
+        del files[path]
