@@ -165,6 +165,7 @@ def pushed_text(pushed: Pushed) -> str:
     lines = [f"image     {pushed.reference}"]
     if pushed.tag:
         lines.append(f"tag       {pushed.tag}")
+    lines.append(f"check it  cufallback verify {pushed.reference}")
     return render(*lines, "", table("attached", ("file", "type", ""), rows))
 
 
@@ -175,7 +176,7 @@ def summary_text(found: Mapping[str, Any]) -> str:
     facts = [
         ("recipe", f"{found['recipe']} ({found['status']})"),
         ("build id", found["build_id"]),
-        ("source", f"{source['origin']} {source['ref']}{commit}, {source['changes']} changes"),
+        ("source", f"{source['origin']} {source['ref']}{commit}, changes: {source['changes']}"),
         ("locked", f"{found['distributions']} distributions"),
     ]
     if image:
@@ -185,6 +186,8 @@ def summary_text(found: Mapping[str, Any]) -> str:
             ("", f"built by Docker Engine {image['engine']['engine']}, checks inside: {_counts(image['checks'])}"),
         ]
         facts += [("base", _base(base)) for base in image["bases"]]
+    else:
+        facts += [("image", f"none: {stage['why']}") for stage in found["stages"] if stage["name"] == "image"]
     signatures = found["signatures"]
     facts.append(("signed", ", ".join(signatures) if signatures else "no: cufallback sign DIR --key FILE"))
     grid = Table.grid(padding=(0, 2, 0, 0))
