@@ -189,7 +189,8 @@ def summary_text(found: Mapping[str, Any]) -> str:
     else:
         facts += [("image", f"none: {stage['why']}") for stage in found["stages"] if stage["name"] == "image"]
     signatures = found["signatures"]
-    facts.append(("signed", ", ".join(signatures) if signatures else "no: cufallback sign DIR --key FILE"))
+    signed = f"{len(signatures)} signatures: cufallback verify DIR --key FILE checks them"
+    facts.append(("signed", signed if signatures else "no: cufallback sign DIR --key FILE signs it"))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in facts:
         grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
