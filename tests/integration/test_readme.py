@@ -78,7 +78,7 @@ RUN_HERE = {
     ".venv/bin/cufallback verify REGISTRY/NAME@sha256:DIGEST --key cosign.pub",
     "docker run --rm --network none --read-only --tmpfs /tmp REGISTRY/NAME@sha256:DIGEST",
     "docker image inspect --format '{{json .Config.Labels}}' REGISTRY/NAME@sha256:DIGEST",
-    "docker run --rm --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json",
+    "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json",
     "tar -cf image.tar -C dist/rehearsal/BUILD-ID/image .",
     "docker load --input image.tar",
 }
@@ -416,7 +416,9 @@ def test_an_image_is_shown_signed_pushed_verified_and_run(desk: Desk) -> None:
     for label in labels:
         assert f"`{label.removeprefix('org.opencontainers.image.')}`" in page, label
     checks = json.loads(
-        desk.shell("docker run --rm --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json")
+        desk.shell(
+            "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json"
+        )
     )
     record = json.loads((desk.folder / "dist/rehearsal" / desk.names["BUILD-ID"] / "record.json").read_bytes())
     assert checks == record["image"]["checks"]
