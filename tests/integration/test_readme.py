@@ -415,11 +415,8 @@ def test_an_image_is_shown_signed_pushed_verified_and_run(desk: Desk) -> None:
     page = (CHECKOUT / "docs/image.md").read_text()
     for label in labels:
         assert f"`{label.removeprefix('org.opencontainers.image.')}`" in page, label
-    checks = json.loads(
-        desk.shell(
-            "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json"
-        )
-    )
+    ask = "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json"
+    checks = json.loads(desk.shell(ask))
     record = json.loads((desk.folder / "dist/rehearsal" / desk.names["BUILD-ID"] / "record.json").read_bytes())
     assert checks == record["image"]["checks"]
 
