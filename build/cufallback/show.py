@@ -165,6 +165,7 @@ def pushed_text(pushed: Pushed) -> str:
     lines = [f"image     {pushed.reference}"]
     if pushed.tag:
         lines.append(f"tag       {pushed.tag}")
+    lines.append(f"check it  cufallback verify {pushed.reference}")
     return render(*lines, "", table("attached", ("file", "type", ""), rows))
 
 
@@ -175,7 +176,7 @@ def summary_text(found: Mapping[str, Any]) -> str:
     facts = [
         ("recipe", f"{found['recipe']} ({found['status']})"),
         ("build id", found["build_id"]),
-        ("source", f"{source['origin']} {source['ref']}{commit}, {source['changes']} changes"),
+        ("source", f"{source['origin']} {source['ref']}{commit}, changes: {source['changes']}"),
         ("locked", f"{found['distributions']} distributions"),
     ]
     if image:
@@ -186,8 +187,11 @@ def summary_text(found: Mapping[str, Any]) -> str:
             ("", f"built by Docker Engine {engine}, checks inside: {_counts(image['checks'])}"),
         ]
         facts += [("base", _base(base)) for base in image["bases"]]
+    else:
+        facts += [("image", f"none: {stage['why']}") for stage in found["stages"] if stage["name"] == "image"]
     signatures = found["signatures"]
-    facts.append(("signed", ", ".join(signatures) if signatures else "no: cufallback sign DIR --key FILE"))
+    signed = f"{len(signatures)} signatures: cufallback verify DIR --key FILE checks them"
+    facts.append(("signed", signed if signatures else "no: cufallback sign DIR --key FILE signs it"))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in facts:
         grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))

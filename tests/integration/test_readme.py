@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from build_rooms import Rehearsal
+from tests.services.base import BaseLayout
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # The commands of docs/verify.md run in test_verify_docs.py.
@@ -40,6 +44,7 @@ NOT_RUN = {
     "-e VLLM_ENABLE_CUDA_COMPATIBILITY=1 vllm/vllm-openai:v0.28.0 MODEL": "a GPU with an older driver, and 10 GB",
     'docker run --rm --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v "$HOME/.cache/huggingface:/hf" -e HF_HOME=/hf '
     "vllm/vllm-openai:v0.28.0-cu129 MODEL": "a GPU with an older driver, and 10 GB",
+    "docker run --rm --gpus all --read-only --tmpfs /tmp REGISTRY/NAME@sha256:DIGEST": "a GPU",
 }
 
 # Commands that the tests below run, each by a test that names it.
@@ -61,6 +66,21 @@ RUN_HERE = {
     ".venv/bin/cufallback source harvest vllm-source-tree",
     ".venv/bin/nox -s lock -- --recipe rehearsal",
     ".venv/bin/nox -s lock -- --recipe rehearsal --check",
+    ".venv/bin/nox -s lock -- --recipe rehearsal --images",
+    ".venv/bin/nox -s lock -- --recipe rehearsal --images --check",
+    ".venv/bin/nox -s build-cu129 -- --recipe rehearsal --require-image",
+    "oras copy --platform linux/amd64 --to-oci-layout docker.io/library/python:3.11-slim-bookworm DIR:base",
+    ".venv/bin/nox -s build-cu129 -- --recipe rehearsal --require-image --base base=oci-layout:DIR@sha256:DIGEST",
+    ".venv/bin/cufallback show dist/rehearsal/BUILD-ID",
+    ".venv/bin/cufallback sign dist/rehearsal/BUILD-ID --key cosign.pem",
+    ".venv/bin/cufallback verify dist/rehearsal/BUILD-ID --key cosign.pub",
+    ".venv/bin/nox -s push -- REGISTRY/NAME:TAG --build dist/rehearsal/BUILD-ID",
+    ".venv/bin/cufallback verify REGISTRY/NAME@sha256:DIGEST --key cosign.pub",
+    "docker run --rm --network none --read-only --tmpfs /tmp REGISTRY/NAME@sha256:DIGEST",
+    "docker image inspect --format '{{json .Config.Labels}}' REGISTRY/NAME@sha256:DIGEST",
+    "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json",
+    "tar -cf image.tar -C dist/rehearsal/BUILD-ID/image .",
+    "docker load --input image.tar",
 }
 
 
@@ -77,12 +97,24 @@ def commands(page: Path) -> list[str]:
 JQ = [command for page in PAGES for command in commands(page) if command.startswith("jq ")]
 
 
-def cufallback(command: str, cwd: Path, **environment: str) -> str:
-    """Run a README's cufallback or nox command with this environment's interpreter; return its stdout."""
+def cufallback(
+    command: str, cwd: Path, *more: str | Path, names: Mapping[str, str] = MappingProxyType({}), **environment: str
+) -> str:
+    """Run a README's cufallback or nox command with this environment's interpreter; return its stdout.
+
+    Args:
+        command: as it is shown.
+        cwd: where.
+        more: words behind it that keep a test to its own folders.
+        names: what the command's placeholders stand for.
+        environment: variables.
+    """
     assert command in RUN_HERE
-    words = re.sub(r"^\.venv/bin/(?:cufallback|nox -s (?=lock))", "", command).replace("lock -- ", "lock ").split()
+    line = re.sub(r"^\.venv/bin/(?:cufallback|nox -s) ", "", command)
+    line = re.sub(r"^(lock|push) -- |^build-cu129 -- ", lambda session: f"{session[1] or 'build'} ", line)
+    words = [filled(word, names) for word in line.split()]
     done = subprocess.run(
-        [sys.executable, "-m", "cufallback", *words],
+        [sys.executable, "-m", "cufallback", *words, *more],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT / "build"), **environment},
         capture_output=True,
@@ -91,6 +123,11 @@ def cufallback(command: str, cwd: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def filled(text: str, names: Mapping[str, str]) -> str:
+    """Put in what placeholders stand for."""
+    return re.sub("|".join(map(re.escape, names)), lambda found: names[found[0]], text) if names else text
 
 
 def test_every_command_shown_is_run_somewhere() -> None:
@@ -178,9 +215,11 @@ def test_pip_install(tmp_path: Path) -> None:
 
 
 def test_the_pytest_words_of_the_contributing_page_select_tests() -> None:
-    (words,) = re.findall(r"nox -s tests -- (.+?)`", (CHECKOUT / "CONTRIBUTING.md").read_text())
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *words.split()]
-    assert subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=False).returncode == 0
+    shown = re.findall(r"nox -s tests -- (.+?)`", (CHECKOUT / "CONTRIBUTING.md").read_text())
+    assert len(shown) == 2
+    for words in shown:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *words.split()]
+        assert subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=False).returncode == 0, words
 
 
 # What the pages show of a finished build. `.ci/run` makes one before it comes to these tests.
@@ -211,11 +250,28 @@ def shell(command: str, cwd: Path, *, expect: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", JQ)
+# These look into the image, its bases or its SBOM.
+OF_IMAGE = [command for command in JQ if re.search(r"\.image|\.bases|image\.cdx\.json|image/index|DIR/", command)]
+
+
+@pytest.mark.parametrize("command", [command for command in JQ if command not in OF_IMAGE])
 def test_jq_finds_something_in_a_real_record(build: Path, command: str) -> None:
+    find_something(command, build)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.services
+@pytest.mark.parametrize("command", [command for command in OF_IMAGE if "DIR/" not in command])
+def test_jq_finds_something_in_the_record_of_an_image(image_build: Rehearsal, command: str) -> None:
+    find_something(command, image_build.folder)
+
+
+def find_something(command: str, folder: Path) -> None:
+    """Run a shown jq command in a build folder and demand that it finds what it asks for."""
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
-    text = shell(command, build)
+    text = shell(command, folder)
     assert text.strip() not in ("", "null", "{}", "[]")
     if "-r" not in command.split():  # one object or a stream of them: each name that is asked for has a value
         asked = re.search(r"\{([\w, ]+)\}", command)
@@ -231,6 +287,8 @@ def test_there_is_an_expression_for_each_part_of_the_record_that_readers_look_fo
     for part in ("commit", "tree_sha256", ".diff", ".contracts", ".distributions", ".toolchain", ".extensions"):
         assert part in text
     for part in ("cufallback-cuda-probe", "minimum_driver.reasons", ".stages"):
+        assert part in text
+    for part in (".image.manifest.digest", ".image.layers", ".image.checks", ".bases", ".components", ".builder.id"):
         assert part in text
 
 
@@ -285,3 +343,137 @@ def test_the_runtime_installs_from_pylock(build: Path, tmp_path: Path) -> None:
     assert {"vllm", "cufallback-cuda-probe", "nvidia-cuda-runtime-cu12"} <= {
         item["name"] for item in json.loads(listed)
     }
+
+
+# What the pages show of images: the commands in their order, on the shared build with an image.
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder in which the commands of the README find what they name: ``dist/``, a key pair, and ``names``."""
+
+    folder: Path
+    names: Mapping[str, str]
+
+    def cufallback(self, command: str, *more: str | Path, **environment: str) -> str:
+        return cufallback(command, self.folder, *more, names=self.names, **environment)
+
+    def shell(self, command: str, *, expect: int = 0) -> str:
+        return shell(filled(command, self.names), self.folder, expect=expect)
+
+
+@pytest.fixture(scope="module")
+def desk(image_build: Rehearsal, registry: str, oras: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """The shared build with an image, copied to be signed and pushed."""
+    folder, build_id = tmp_path_factory.mktemp("desk"), image_build.folder.name
+    (folder / "dist/rehearsal").mkdir(parents=True)
+    image_build.copy_folder(folder / "dist/rehearsal")
+    digest = json.loads((image_build.folder / "record.json").read_bytes())["image"]["manifest"]["digest"]
+    names = {
+        "REGISTRY/NAME": f"{registry}/readme/rehearsal",
+        "TAG": "1",
+        "BUILD-ID": build_id,
+        "DIGEST": digest.removeprefix("sha256:"),
+    }
+    for command in commands(CHECKOUT / "docs/verify.md"):
+        if "cosign.pem" in command:  # its section "Make a key pair"
+            shell(command.replace("../", ""), folder)
+    made = Desk(folder, names)
+    yield made
+    for image in (f"{names['REGISTRY/NAME']}@{digest}", f"cufallback/rehearsal:{build_id}"):
+        subprocess.run(["docker", "image", "rm", image], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.services
+def test_an_image_is_shown_signed_pushed_verified_and_run(desk: Desk) -> None:
+    digest = f"sha256:{desk.names['DIGEST']}"
+    shown = desk.cufallback(".venv/bin/cufallback show dist/rehearsal/BUILD-ID")
+    assert digest in shown
+    assert "cufallback sign" in shown, "not signed yet, and how to"
+    paths = desk.cufallback(".venv/bin/cufallback sign dist/rehearsal/BUILD-ID --key cosign.pem").splitlines()
+    assert len(paths) == 5
+    assert all((desk.folder / path).is_file() for path in paths)
+    verified = desk.cufallback(".venv/bin/cufallback verify dist/rehearsal/BUILD-ID --key cosign.pub")
+    assert " verified: " in verified
+    assert "signatures/" not in verified, "each signature was checked, so none is listed"
+    pushed = desk.cufallback(".venv/bin/nox -s push -- REGISTRY/NAME:TAG --build dist/rehearsal/BUILD-ID")
+    reference = f"{desk.names['REGISTRY/NAME']}@{digest}"
+    assert f"image     {reference}\n" in pushed
+    verified = desk.cufallback(".venv/bin/cufallback verify REGISTRY/NAME@sha256:DIGEST --key cosign.pub")
+    assert verified.startswith(f"{reference}: verified: ")
+    assert "signatures/" not in verified, "each signature was checked, so none is listed"
+    # No host of these tests has a GPU that the container could see.
+    text = desk.shell("docker run --rm --network none --read-only --tmpfs /tmp REGISTRY/NAME@sha256:DIGEST", expect=3)
+    assert "CUDA 12.9" in text
+    assert "no_driver" in text
+    labels = json.loads(
+        desk.shell("docker image inspect --format '{{json .Config.Labels}}' REGISTRY/NAME@sha256:DIGEST")
+    )
+    assert labels["cufallback.build-id"].startswith(desk.names["BUILD-ID"])
+    page = (CHECKOUT / "docs/image.md").read_text()
+    for label in labels:
+        assert f"`{label.removeprefix('org.opencontainers.image.')}`" in page, label
+    ask = "docker run --rm --network none --entrypoint cat REGISTRY/NAME@sha256:DIGEST /opt/vllm/cufallback-checks.json"
+    checks = json.loads(desk.shell(ask))
+    record = json.loads((desk.folder / "dist/rehearsal" / desk.names["BUILD-ID"] / "record.json").read_bytes())
+    assert checks == record["image"]["checks"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.services
+def test_an_engine_takes_the_layout_as_it_is(desk: Desk) -> None:
+    desk.shell("tar -cf image.tar -C dist/rehearsal/BUILD-ID/image .")
+    loaded = desk.shell("docker load --input image.tar")
+    (desk.folder / "image.tar").unlink()
+    name = f"cufallback/rehearsal:{desk.names['BUILD-ID']}"
+    assert name in loaded
+    found = json.loads(shell(f"docker image inspect {name}", desk.folder))
+    assert found[0]["Id"] == f"sha256:{desk.names['DIGEST']}"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.services
+def test_an_image_is_built_from_a_locked_base_and_from_one_on_disk(
+    image_build: Rehearsal, base_layout: BaseLayout, registry: str, oras: str, tmp_path: Path
+) -> None:
+    # docker.io is out of reach: the base of the tests stands under another name in another registry.
+    hub, name = "docker.io/library/python:3.11-slim-bookworm", f"{registry}/readme/base:1"
+    for folder in ("recipes", "locks", "dockerfiles"):
+        shutil.copytree(CHECKOUT / folder, tmp_path / "data" / folder)
+    recipe = tmp_path / "data/recipes/rehearsal.toml"
+    assert hub in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(hub, name))
+    shell(f"oras copy --to-plain-http --from-oci-layout {base_layout.folder}@{base_layout.digest} {name}", tmp_path)
+    data = {"CUFALLBACK_DATA": str(tmp_path / "data")}
+    lock = tmp_path / "data/locks/rehearsal/images.lock.toml"
+    lock.unlink(missing_ok=True)
+    cufallback(".venv/bin/nox -s lock -- --recipe rehearsal --images", tmp_path, **data)
+    assert base_layout.digest in lock.read_text()
+    cufallback(".venv/bin/nox -s lock -- --recipe rehearsal --images --check", tmp_path, **data)
+
+    own = ("--work", image_build.work, "--dist", tmp_path / "dist")
+    text = cufallback(".venv/bin/nox -s build-cu129 -- --recipe rehearsal --require-image", tmp_path, *own, **data)
+    (built,) = (tmp_path / "dist/rehearsal").iterdir()
+    record = json.loads((built / "record.json").read_bytes())
+    assert record["image"]["manifest"]["digest"] in text
+    assert record["bases"] == [{"name": "base", "reference": name, "digest": base_layout.digest, "origin": "lock"}]
+
+    copy = "oras copy --platform linux/amd64 --to-oci-layout docker.io/library/python:3.11-slim-bookworm DIR:base"
+    assert copy in RUN_HERE
+    shell(filled(copy, {hub: f"--from-plain-http {name}", "DIR": "base"}), tmp_path)
+    (ask,) = (command for command in JQ if "DIR/" in command)
+    digest = shell(ask.replace("DIR", "base"), tmp_path).strip()
+    assert digest == base_layout.digest
+    # The very build that all these tests share, its base from another folder.
+    text = cufallback(
+        ".venv/bin/nox -s build-cu129 -- --recipe rehearsal --require-image --base base=oci-layout:DIR@sha256:DIGEST",
+        tmp_path,
+        *("--work", image_build.work, "--dist", image_build.dist),
+        names={"DIR": "base", "DIGEST": digest.removeprefix("sha256:")},
+    )
+    assert image_build.folder.name in text
+    assert "\ndone " not in text, "nothing is left to do"

@@ -16,8 +16,12 @@ import yaml
 
 from cuda_probe.diagnosis import STATUSES
 from cufallback import record
+from cufallback.attest.documents import PROVENANCE, SBOMS
 from cufallback.errors import ExitCode
+from cufallback.image import lock as image_lock
+from cufallback.image.dockerfile import stages
 from cufallback.recipe import json_schema
+from cufallback.stages import STAGES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").glob("*.md")])
@@ -95,8 +99,24 @@ def test_the_page_of_the_record_lists_every_key_and_file() -> None:
     text = read("docs/record.md")
     for name, field in record.Record.model_fields.items():
         assert f"| `{field.alias or name}` |" in text
-    for name in (record.RECORD, record.PLAN, record.INSPECTION, record.PYLOCK, record.SUMS):
+    folders = ("wheels", "image", SBOMS, "inputs", "logs", *record.ADDED)
+    files = (record.RECORD, record.PLAN, record.INSPECTION, record.PYLOCK, PROVENANCE, record.SUMS)
+    for name in (*(f"{folder}/" for folder in folders), *files):
         assert f"| `{name}` |" in text
+    for stage in STAGES:
+        assert f"`{stage.name}`" in text
+
+
+def test_the_page_of_the_image_knows_every_stage_of_the_dockerfile_and_every_key_of_the_lock() -> None:
+    text = read("docs/image.md")
+    (table,) = re.findall(r"^\| stage \| .*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"`([\w-]+)`", "".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)))
+    assert sorted(shown) == sorted(stages(read("dockerfiles/cu129.Dockerfile")))
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lock = image_lock.parse_image_lock(example.replace("DIGEST", "0" * 64), "rehearsal", where="docs/image.md")
+    assert image_lock.render_image_lock(lock.images, "rehearsal").endswith(
+        example.partition("\n")[2].replace("DIGEST", "0" * 64)
+    )
 
 
 def test_exit_codes_of_the_cuda_probe_are_those_of_the_program() -> None:
@@ -111,7 +131,7 @@ def test_every_environment_variable_is_in_the_table_and_none_besides() -> None:
     # Not the beginning of a name that code completes, such as CUFALLBACK_PROBE_{…}
     used = {name for path in files for name in re.findall(r"\bCUFALLBACK_[A-Z_]+\b(?!\{)", path.read_text("utf-8"))}
     assert len(used) >= 9
-    assert set(re.findall(r"^\| `(\w+)` \|", read("docs/environment.md"), re.MULTILINE)) == used
+    assert set(re.findall(r"^\| `(CUFALLBACK_\w+)` \|", read("docs/environment.md"), re.MULTILINE)) == used
 
 
 # Links and the two READMEs
@@ -146,6 +166,7 @@ def test_both_readmes_show_the_same() -> None:
     assert english.count("\n|") == chinese.count("\n|")
     # Links to each other apart, the same links, and the same figures in the same order of tables
     pages = {"README.md", "README.zh-CN.md", "#sources", "#来源", "#recipes", "#配方", "#without-a-build", "#免构建"}
+    pages |= {"#an-image", "#镜像"}
     links = [set(re.findall(r"\]\(([^)\s]+)\)", text)) - pages for text in (english, chinese)]
     assert links[0] == links[1]
     figures = r"r5\d\d(?:\.\d\d(?:\.\d\d)?)?|v0\.\d\d(?:\.\d)?|\d+\.\d+\.\d+|\((?:9|10|12)\.\d\)"
