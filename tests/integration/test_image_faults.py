@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from build_rooms import Command, Rehearsal, replace_file
+from build_rooms import Command, replace_file
 from image_rooms import BEFORE_IMAGE, STAGES, ImageBuild, data_copy, mortal_engine, one_error
 from registry_rooms import delete, make_image
 from test_verify_forgeries import at, edit_json, failed, seal
@@ -337,7 +337,7 @@ DOCUMENTS: dict[str, tuple[str, Callable[[Any], object], str, str]] = {
     ),
     "a provenance of another image": (
         PROVENANCE,
-        at("subject", 2, "digest", "sha256", to=OTHER),
+        at("subject", 0, "digest", "sha256", to=OTHER),
         f"{PROVENANCE}: subjects",
         OTHER,
     ),

@@ -214,9 +214,7 @@ class Second:
 
 
 @pytest.fixture(scope="module")
-def second(
-    image_build: ImageBuild, engine: str, test_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Second]:
+def second(image_build: ImageBuild, engine: str, test_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Second:
     """Build everything in other folders, the image with a new engine's data and without a cache."""
     root = tmp_path_factory.mktemp("second")
     (root / "docker").mkdir()
@@ -233,7 +231,7 @@ def second(
             command.close()
     assert code == 0, stderr
     (folder,) = (root / "dist" / "rehearsal").iterdir()
-    yield Second(root / "work", folder, stdout + stderr)
+    return Second(root / "work", folder, stdout + stderr)
 
 
 def test_a_second_build_gives_the_same_wheels_and_the_same_image(image_build: ImageBuild, second: Second) -> None:
