@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import socket
@@ -110,7 +109,7 @@ def data_copy(parent: Path, **edits: tuple[str, str]) -> dict[str, str]:
 
     Args:
         parent: folder that receives the copy.
-        edits: ``recipe``, ``dockerfile`` or ``check`` → (a text that stands there once, what takes its place).
+        edits: ``recipe`` or ``dockerfile`` → (a text that stands there once, what takes its place).
     """
     root = parent / "data"
     for name in ("recipes", "locks/rehearsal", "dockerfiles"):
@@ -219,8 +218,3 @@ def open_file(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file in pieces that overlap by 256 bytes."""
     with path.open("rb") as file:
         yield from overlapping(iter(lambda: file.read(1 << 22), b""))
-
-
-def environment_without(*names: str) -> dict[str, str]:
-    """Return the environment without some variables."""
-    return {name: value for name, value in os.environ.items() if name not in names}

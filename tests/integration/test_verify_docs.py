@@ -43,6 +43,8 @@ SECTIONS = sections()
 KEY, REGISTRY = "Make a key pair", "The registry"
 FOLDER = [name for name in SECTIONS if name not in (KEY, REGISTRY)]
 
+SILENT = ("cmp", "cp", "diff", "mkdir", "oras manifest fetch", "tar")  # in the section of the registry
+
 ATTACH = (
     "cosign attach attestation --attestation signatures/provenance.dsse.json"
     " --attestation signatures/sbom-image.dsse.json"
@@ -120,8 +122,7 @@ def test_every_command_runs_on_a_real_build(real: Room) -> None:
         for command in SECTIONS[name]:
             done = real.run(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            if command.startswith(("jq", "oras discover", "cosign verify-attestation", ".venv")):
-                assert done.stdout or "select" in command, command
+            assert name != REGISTRY or done.stdout or command.startswith(SILENT), command
 
 
 def test_the_digest_and_the_key_id_are_printed_as_the_page_says(room: Room) -> None:
