@@ -336,7 +336,7 @@ def _dangling(bom: Any) -> None:
 DOCUMENTS: dict[str, tuple[str, Callable[[Any], object], str, str]] = {
     "an engine": (RECORD, at("image", "engine", "engine", to="99.0"), f"{PROVENANCE}: contents", "99.0"),
     "no image": (RECORD, at("image", to=None), "stages", "not_run"),
-    "a reference that leads nowhere": (IMAGE_SBOM, _dangling, IMAGE_SBOM, "nowhere"),
+    "a reference that leads nowhere": (IMAGE_SBOM, _dangling, f"{IMAGE_SBOM}: dependencies.0.dependsOn.1", "nowhere"),
     "an SBOM of another image": (
         IMAGE_SBOM,
         at("metadata", "component", "hashes", 0, "content", to=OTHER),

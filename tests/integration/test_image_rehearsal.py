@@ -160,7 +160,7 @@ def test_pulled_by_digest_and_confined_it_tells_what_the_host_lacks(pulled: str)
 
 def test_the_image_says_what_it_is(pulled: str, image_build: ImageBuild) -> None:
     inspected = json.loads(docker("inspect", pulled))[0]
-    assert inspected["RepoDigests"] == [pulled]
+    assert pulled in inspected["RepoDigests"]
     config, record = inspected["Config"], image_build.record
     assert config["User"] == "10001:10001"
     assert config["Entrypoint"] == ["python", "-m", "cuda_probe"]
