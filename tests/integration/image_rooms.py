@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import shutil
@@ -198,12 +199,21 @@ def mortal_engine(host: str) -> Iterator[MortalEngine]:
 
 def layer_pieces(image: Image) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Yield the digest of each zstd layer and its decompressed bytes in pieces that overlap by 256 bytes."""
+    for layer, diff_id in zip(image.layers, image.configuration["rootfs"]["diff_ids"], strict=True):
+        assert layer.media_type.endswith("+zstd")
+        yield layer.digest, overlapping(_decompressed(image.blob(layer), diff_id))
+
+
+def _decompressed(blob: Path, diff_id: str) -> Iterator[bytes]:
+    """Yield the pieces of a layer; in the end they must be all that the image's config says."""
     import zstandard
 
-    for layer in image.layers:
-        assert layer.media_type.endswith("+zstd")
-        with image.blob(layer).open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as reader:
-            yield layer.digest, overlapping(iter(lambda: reader.read(1 << 22), b""))
+    digest = hashlib.sha256()
+    with blob.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
+        while piece := reader.read(1 << 22):
+            digest.update(piece)
+            yield piece
+    assert f"sha256:{digest.hexdigest()}" == diff_id
 
 
 def overlapping(pieces: Iterator[bytes]) -> Iterator[bytes]:
