@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,8 @@ def ask(words: Sequence[str], timeout: float) -> dict[str, Any]:
         words: the child's arguments.
         timeout: seconds; then it is killed. One that hangs in the driver may not even die of that: it is left.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as complaints:
+    # In memory: a container whose file system is read-only has no folder for temporary files.
+    with os.fdopen(os.memfd_create("out"), "w+b") as out, os.fdopen(os.memfd_create("complaints"), "w+b") as complaints:
         child = subprocess.Popen(
             [sys.executable, "-I", str(_CHILD), *words], stdin=subprocess.DEVNULL, stdout=out, stderr=complaints
         )

@@ -149,6 +149,14 @@ def get(registry: str, path: str) -> bytes:
         return bytes(answer.read())
 
 
+def delete(reference: Reference) -> None:
+    """Take the manifest that ``reference`` names by digest out of the registry, and its tags with it."""
+    path = f"{reference.repository}/manifests/{reference.digest}"
+    request = urllib.request.Request(f"http://{reference.registry}/v2/{path}", method="DELETE")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 202
+
+
 def tags(reference: Reference) -> dict[str, str]:
     """Return tag → digest of everything that has a tag in a repository; empty when there is no repository."""
     names: Sequence[str] = []
