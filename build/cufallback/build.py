@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cufallback.download import Wanted, default_index, find_mirrors
 from cufallback.errors import CufallbackError, ImageError, LockError, ToolchainError, UsageError
-from cufallback.image.bases import Replacement, fetch_bases, parse_replacements, resolve_bases
+from cufallback.image.bases import Replacement, base_folder, fetch_bases, parse_replacements, resolve_bases
 from cufallback.image.build import check_definition
 from cufallback.image.engine import MINIMUM_ENGINE, Engine, NoEngine, find_engine
 from cufallback.image.registry import Registry
@@ -58,6 +58,7 @@ class Built:
     folder: Path | None
     ran: tuple[Ran, ...]
     image: str | None = None
+    without_image: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -67,20 +68,25 @@ class Built:
             "build_id": self.build_id,
             "folder": str(self.folder) if self.folder else None,
             "image": self.image,
+            "without_image": self.without_image,
             "stages": [asdict(stage) for stage in self.ran],
         }
 
     def summary(self, program: str) -> str:
         """Return a few lines for people; ``program`` is how this command was called."""
         lines = [f"recipe    {self.recipe}", f"build id  {self.build_id[:16]}"]
-        done = [f"{ran.stage} {ran.seconds:.1f} s" for ran in self.ran if ran.action == "done"]
+        done = [
+            f"{ran.stage} {ran.seconds:.1f} s"
+            for ran in self.ran
+            if ran.action == "done" and not (ran.stage == "image" and self.without_image)
+        ]
         skipped = [ran.stage for ran in self.ran if ran.action == "skipped"]
         if done:
             lines.append(f"done      {', '.join(done)}")
         if skipped:
             lines.append(f"skipped   {', '.join(skipped)} (unchanged)")
-        if self.image:
-            lines.append(f"image     {self.image}")
+        if self.image or self.without_image:
+            lines.append(f"image     {self.image or f'not built: {self.without_image}'}")
         if self.folder:
             lines.append(f"record    {self.folder / 'record.json'}")
             lines.append(f"check it  {program} verify {self.folder}")
@@ -122,11 +128,11 @@ def prepare(
     )
     fetched = plan.complete and fetches_nothing(plan, STAGES[0], work)
     network = () if fetched else probe_network(_servers(plan, Store(work / "store"), find_mirrors()))
-    all_needs = (*needs, *probe_machine(recipe, work), *_image_needs(plan, engine), *network, *lock_needs)
+    all_needs = (*needs, *probe_machine(recipe, work), *_image_needs(plan, engine, work, runner), *network, *lock_needs)
     return Prepared(plan, all_needs, refused[0][1] if refused else None, engine, replaced)
 
 
-def _image_needs(plan: BuildPlan, engine: Engine | NoEngine) -> Iterator[Need]:
+def _image_needs(plan: BuildPlan, engine: Engine | NoEngine, work: Path, runner: Runner) -> Iterator[Need]:
     """What the image needs; without it the wheels are built all the same."""
     if plan.recipe.image is None:
         return
@@ -138,10 +144,17 @@ def _image_needs(plan: BuildPlan, engine: Engine | NoEngine) -> Iterator[Need]:
     for base in plan.bases:
         what = f"base image {base.name}"
         if base.digest is None:
-            remedy = "run `nox -s lock -- --images`, or give --base"
+            remedy = f"run `nox -s lock -- --images --recipe {plan.recipe.name}`, or give --base"
             yield Need(what, base.reference, "no image will be built: not locked", "degraded", remedy)
         else:
             yield Need(what, base.reference, f"{base.origin}: {base.digest}", "ok")
+    pulled = [base for base in plan.bases if base.digest and base.origin == "lock"]
+    if any(not base_folder(work, base.digest or "").is_dir() for base in pulled):
+        wanted = "1.2 or newer, to fetch base images"
+        try:
+            yield Need("oras", wanted, Registry(runner, log=None).version(), "ok")
+        except ToolchainError as error:
+            yield Need("oras", wanted, f"no image will be built: {error.reason}", "degraded", error.remedy)
 
 
 def build(
@@ -226,8 +239,10 @@ def build(
     ran = pipeline.run(until=until, wait=wait)
     whole = ran[-1].stage == names[-1]
     folder = dist / plan.recipe.name / plan.short_id
-    image = pipeline.states["image"].result["image"] if "image" in pipeline.states else None
-    return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran, image and image["manifest"]["digest"])
+    result = pipeline.states["image"].result if "image" in pipeline.states else {"image": None, "not_run": ""}
+    digest = result["image"] and result["image"]["manifest"]["digest"]
+    why = result["not_run"] if plan.recipe.image else ""
+    return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran, digest, why)
 
 
 def _image_tools(prepared: Prepared, work: Path, progress: Progress, *, use_cache: bool) -> ImageTools:
@@ -241,9 +256,7 @@ def _image_tools(prepared: Prepared, work: Path, progress: Progress, *, use_cach
             engine = Engine(**known.result["image"]["engine"])
     if isinstance(engine, Engine):
         registry = Registry(LocalRunner(), log=work / "bases" / "registry.log")
-        folders = fetch_bases(
-            plan.bases, prepared.replaced, work=work, registry=registry, platform=plan.recipe.oci_platform
-        )
+        folders = fetch_bases(plan.bases, prepared.replaced, work=work, registry=registry, recipe=plan.recipe)
     return ImageTools(engine, folders, use_cache=use_cache)
 
 

@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_bases(build)
     build.add_argument("--require-image", action="store_true", help="fail where the image would be left out")
-    build.add_argument("--no-cache", action="store_true", help="build every step of the image anew")
+    build.add_argument(
+        "--no-cache", action="store_true", help="take no step of the image from the engine's build cache"
+    )
     build.add_argument("--no-wait", action="store_true", help="fail when another process builds the same id")
     add_json(build)
 
@@ -161,9 +163,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _program() -> str:
-    """Return how this program was called, the shorter way: the command may be on no PATH, as in a nox session."""
+    """Return how a user calls this program: a nox session has it on its PATH, and the user's shell has not."""
     called = Path(sys.argv[0])
-    if shutil.which("cufallback") or called.name != "cufallback":
+    in_session = "NOX_CURRENT_SESSION" in os.environ
+    if called.name != "cufallback" or (shutil.which("cufallback") and not in_session):
         return "cufallback"
     return min(str(called), os.path.relpath(called), key=len)
 
@@ -272,7 +275,9 @@ def _is_image(build: str) -> bool:
         reference = parse_reference(build)
     except UsageError:
         return False
-    return reference.digest is not None or reference.tag is not None
+    if reference.digest is None and reference.tag is None:
+        raise UsageError("is no folder, and as an image it has no digest", remedy="add @sha256:… or :TAG", where=build)
+    return True
 
 
 def _sign(options: argparse.Namespace) -> int:

@@ -89,7 +89,12 @@ def find_build(folder: Path | None, dist: Path) -> Path:
         return folder
     found = sorted(path.parent for path in dist.glob(f"*/*/{RECORD}") if (path.parent / "image").is_dir())
     if len(found) != 1:
-        shown = ", ".join(map(str, found)) or "none"
+        if not found:
+            raise UsageError(
+                f"there is no build with an image in {dist}",
+                remedy="build one first (`cufallback plan` shows what is missing), or name one with --build DIR",
+            )
+        shown = ", ".join(map(str, found))
         raise UsageError(f"{len(found)} builds with an image in {dist}: {shown}", remedy="name one with --build DIR")
     return found[0]
 
@@ -176,7 +181,7 @@ def verify_reference(
     builds = [referrer for referrer in referrers if referrer.artifact_type == BUILD_TYPE]
     if len(builds) != 1:
         raise RegistryError(
-            f"{len(builds)} build records are attached to this image, and one can be verified",
+            f"{len(builds) or 'no'} build records are attached to this image; one is needed to verify it",
             remedy="`oras discover` lists what is attached; push with `cufallback push` attaches one",
             where=str(subject),
         )

@@ -25,7 +25,7 @@ from cufallback.image.reference import Reference, parse_reference
 from cufallback.image.registry import Registry
 from cufallback.process import LocalRunner
 from cufallback.progress import Progress, Silent
-from cufallback.push import RECORD_TYPE, SBOM_TYPE, Document, Pushed, push_image
+from cufallback.push import BUILD_TYPE, SBOM_TYPE, Document, Pushed, push_image
 from cufallback.store import sha256_bytes
 
 pytestmark = pytest.mark.services
@@ -78,7 +78,7 @@ def room(registry: str, oras: str, tmp_path: Path) -> Room:
     repository = parse_reference(f"{registry}/tests/{sha256_bytes(str(tmp_path).encode())[:16]}")
     digest = make_image(tmp_path / "image", str(repository), size=100_000)
     documents = []
-    for name, kind in (("image.cdx.json", SBOM_TYPE), ("record.json", RECORD_TYPE), ("envelope.json", DSSE_TYPE)):
+    for name, kind in (("image.cdx.json", SBOM_TYPE), ("build.tar", BUILD_TYPE), ("envelope.json", DSSE_TYPE)):
         (tmp_path / name).write_text(f'{{"document": "{name}"}}\n')
         documents.append(Document(tmp_path / name, kind, kind))
     client = Registry(LocalRunner(), log=tmp_path / "log", sleep=lambda _seconds: None)

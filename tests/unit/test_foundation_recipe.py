@@ -164,6 +164,20 @@ def test_an_unknown_key_has_its_line_and_the_nearest_valid_key(
             "not a PEP 508 requirement: 'cuda toolkit'",
         ),
         (f"{RUNTIME}\n", "\n", "deps.runtime", "needs files, add or both"),
+        ('name = "base"', 'name = "wheels"', "image.base", "every build of an image has"),
+        (
+            'reference = "docker.io/library/python:3.11-slim-bookworm"',
+            'reference = "python:3.11"',
+            "image.base[0].reference",
+            "names no registry",
+        ),
+        (
+            'reference = "docker.io/library/python:3.11-slim-bookworm"',
+            'reference = "docker.io/library/python"',
+            "image.base[0].reference",
+            "must be registry, name and tag",
+        ),
+        ('dockerfile = "cu129.Dockerfile"', 'dockerfile = "../Dockerfile"', "image.dockerfile", "match pattern"),
         ('versions = "!=2.13.0+cpu"', 'versions = "not 2.13"', "deps.ban[3].versions", "PEP 440"),
         (
             "pattern = 'hasattr\\(torch\\.ops\\._C, \"kimi_k3_attn_res\"\\)'",
@@ -183,7 +197,7 @@ def test_an_unknown_key_has_its_line_and_the_nearest_valid_key(
 )
 def test_a_wrong_value_has_its_line_and_key(tmp_path: Path, old: str, new: str, key: str, message: str) -> None:
     text, line = changed(REHEARSAL, old, new)
-    if key in ("source", "deps.runtime"):  # the fault is that of the whole table
+    if key in ("source", "deps.runtime", "image.base"):  # the fault is that of the whole table
         line -= 1
     line += new.startswith("[python]")
     error = refused(tmp_path, text)

@@ -176,7 +176,7 @@ class FakeRegistry:
 
 def fetch(bases: list[Base], registry: FakeRegistry, work: Path, *replaced: Replacement) -> dict[str, Any]:
     pulled = cast(Registry, registry)
-    return fetch_bases(bases, replaced, work=work, registry=pulled, platform="linux/amd64")
+    return fetch_bases(bases, replaced, work=work, registry=pulled, recipe=load_recipe("rehearsal"))
 
 
 def test_an_unreachable_base_leaves_the_others(tmp_path: Path) -> None:

@@ -145,6 +145,14 @@ def test_a_builder_of_its_own_needs_nothing_of_the_engine(fake_engine: FakeEngin
     assert found == Engine("docker-container", "24.0.7", "unknown", "0.17.1", "v0.16.0")
 
 
+@pytest.mark.parametrize("version", ["v0.12.5", "v0.9.3", "0.12.0-rc1"])
+def test_a_buildkit_that_is_too_old(fake_engine: FakeEngine, version: str) -> None:
+    found = find_engine(buildx(CONTAINER.replace("v0.16.0", version), UPSTREAM_BUILDX))
+    assert found == NoEngine(
+        f"BuildKit {version} cannot rewrite timestamps", "upgrade the builder to BuildKit 0.13 or newer"
+    )
+
+
 @pytest.mark.parametrize("version", ["25.0.5", "24.0.7", "20.10.24+dfsg1", "", "dev"])
 def test_an_engine_that_is_too_old(fake_engine: FakeEngine, version: str) -> None:
     fake_engine.answers["version"] = {**VERSION, "Version": version}

@@ -30,12 +30,12 @@ def test_a_build_with_an_image(tmp_path: Path) -> None:
     lines = text.split("\n")
     assert "recipe    rehearsal (rehearsal)" in lines
     assert f"build id  {BUILD_ID}" in lines
-    assert f"source    vllm 0.27.1 {COMMIT} (quoted), 1 changes" in lines
+    assert f"source    vllm 0.27.1 {COMMIT} (quoted), changes: 1" in lines
     assert "locked    1 distributions" in lines
     assert "          3.0 MiB in 2 layers, needs driver>=575.51.03" in lines
     assert "          built by Docker Engine 26.1.5, checks inside: 1 not_run, 1 passed" in lines
     assert f"base      {REFERENCE} {DIGEST}" in lines
-    assert "signed    no: cufallback sign DIR --key FILE" in lines
+    assert "signed    no: cufallback sign DIR --key FILE signs it" in lines
     rows = [line.split() for line in lines]
     assert [WHEELS[0], "5.0", "MiB", "any", "2", "passed,", "1", "warned"] in rows
     assert [WHEELS[1], "5.0", "MiB", "575.51.03", "none"] in rows
@@ -56,7 +56,9 @@ def test_a_signed_build_names_its_signatures(tmp_path: Path) -> None:
     (tmp_path / "signatures").mkdir()
     for name in ("record.dsse.json", "provenance.dsse.json"):
         (tmp_path / "signatures" / name).write_text("{}")
-    assert "signed    provenance.dsse.json, record.dsse.json" in summary_text(summary(tmp_path)).split("\n")
+    assert "signed    2 signatures: cufallback verify DIR --key FILE checks them" in summary_text(
+        summary(tmp_path)
+    ).split("\n")
 
 
 def test_a_replaced_base_a_missing_commit_and_no_driver(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_replaced_base_a_missing_commit_and_no_driver(tmp_path: Path) -> None:
     write_record_of(tmp_path, value)
     lines = summary_text(summary(tmp_path)).split("\n")
     assert f"base      {DIGEST}, given in place of {REFERENCE}" in lines
-    assert "source    vllm 0.27.1, 1 changes" in lines
+    assert "source    vllm 0.27.1, changes: 1" in lines
     assert "          3.0 MiB in 2 layers, needs no driver" in lines
     assert "          built by Docker Engine unknown, checks inside: 1 not_run, 1 passed" in lines
 

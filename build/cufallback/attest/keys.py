@@ -92,9 +92,10 @@ def _read(path: Path, *, private: bool) -> str:
     remedy = f"name the {'private' if private else 'public'} key's PEM file"
     try:
         with open_regular(path) as file:
-            if private:
-                _require_own(os.fstat(file.fileno()), str(path))
             content = file.read(_LARGEST + 1)
+            # Of a key that was taken for a private one, the kind is the fault, not its rights.
+            if private and not content.startswith(b"-----BEGIN PUBLIC KEY-----"):
+                _require_own(os.fstat(file.fileno()), str(path))
     except WorkspaceError as error:
         raise KeyFileError(error.reason, remedy=remedy, where=str(path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

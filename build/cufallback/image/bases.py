@@ -99,7 +99,7 @@ def resolve_bases(recipe: Recipe, lock: ImageLock | None, replaced: Sequence[Rep
             if str(entry.reference) != base.reference:
                 raise LockError(
                     f"the lock is for {entry.reference}, the recipe says {base.reference}",
-                    remedy="run `nox -s lock -- --images` and review the difference",
+                    remedy=f"run `nox -s lock -- --images --recipe {recipe.name}` and review the difference",
                     where=f"locks/{recipe.name}/images.lock.toml: {base.name}",
                 )
             digest = entry.digest(recipe.oci_platform)
@@ -115,7 +115,7 @@ def base_folder(work: Path, digest: str) -> Path:
 
 
 def fetch_bases(
-    bases: Sequence[Base], replaced: Sequence[Replacement], *, work: Path, registry: Registry, platform: str
+    bases: Sequence[Base], replaced: Sequence[Replacement], *, work: Path, registry: Registry, recipe: Recipe
 ) -> dict[str, Path | CufallbackError]:
     """Make every base available as a layout; return its folder by name, or why it cannot be had.
 
@@ -124,7 +124,7 @@ def fetch_bases(
         replaced: what the user gave; nothing is fetched for these.
         work: keeps what was pulled.
         registry: pulls the others.
-        platform: such as ``linux/amd64``.
+        recipe: whose platform is wanted.
     """
     from cufallback.image.reference import parse_reference
 
@@ -134,14 +134,14 @@ def fetch_bases(
             continue
         if not is_digest(base.digest) or base.digest is None:
             folders[base.name] = ImageError(
-                f"base {base.name} ({base.reference}) is not locked",
-                remedy="run `nox -s lock -- --images`, or give --base",
+                f"base image {base.name} ({base.reference}) is not locked",
+                remedy=f"run `nox -s lock -- --images --recipe {recipe.name}`, or give --base",
             )
             continue
         folder = base_folder(work, base.digest)
         try:
             if not folder.is_dir():
-                registry.pull(parse_reference(base.reference).at(base.digest), folder, platform=platform)
+                registry.pull(parse_reference(base.reference).at(base.digest), folder, platform=recipe.oci_platform)
             folders[base.name] = folder
         except CufallbackError as error:
             folders[base.name] = error

@@ -24,7 +24,9 @@ def check_image(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check
     """The image is the one of the record and what the plan says; what is installed in it is what the locks say."""
     for base in record.bases:
         if base.origin == "replaced":
-            yield Check(f"base {base.name}", "not_run", f"{base.digest} took the place of the locked {base.reference}")
+            yield Check(
+                f"base image {base.name}", "not_run", f"{base.digest} took the place of the locked {base.reference}"
+            )
     found = record.image
     if found is None:
         if plan.recipe.image is not None:

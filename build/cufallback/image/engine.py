@@ -15,6 +15,7 @@ from cufallback.process import Runner
 # `rewrite-timestamp` came with BuildKit 0.13; engines 25.0 and older carry 0.12 (release notes of moby/buildkit
 # v0.13.0 and of Docker Engine 26.0).
 MINIMUM_ENGINE = 26
+_OLD_BUILDKITS = {(0, minor) for minor in range(1, 13)}  # Debian's builds call theirs 0.0.0
 _SECONDS = 20
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _ODD = (ValueError, TypeError, LookupError, AttributeError)
@@ -70,12 +71,17 @@ def find_engine(runner: Runner) -> Engine | NoEngine:
                 'set {"features": {"containerd-snapshotter": true}} in its daemon.json, or use a docker-container '
                 "builder (`docker buildx create --use`)",
             )
+    buildkit = _found(r"^BuildKit(?: version)?:\s*(\S+)", inspected)
+    if tuple(map(int, re.findall(r"\d+", buildkit)[:2])) in _OLD_BUILDKITS:
+        return NoEngine(
+            f"BuildKit {buildkit} cannot rewrite timestamps", "upgrade the builder to BuildKit 0.13 or newer"
+        )
     return Engine(
         driver=driver,
         engine=facts["engine"],
         containerd=facts["containerd"],
         buildx=_found(r"\bv?(\d+\.\d+\.\d+\S*)", buildx),
-        buildkit=_found(r"^BuildKit(?: version)?:\s*(\S+)", inspected),
+        buildkit=buildkit,
     )
 
 
