@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -239,7 +239,9 @@ def build(
     ran = pipeline.run(until=until, wait=wait)
     whole = ran[-1].stage == names[-1]
     folder = dist / plan.recipe.name / plan.short_id
-    result = pipeline.states["image"].result if "image" in pipeline.states else {"image": None, "not_run": ""}
+    result: Mapping[str, Any] = {"image": None, "not_run": ""}
+    if "image" in pipeline.states:
+        result = pipeline.states["image"].result
     digest = result["image"] and result["image"]["manifest"]["digest"]
     why = result["not_run"] if plan.recipe.image else ""
     return Built(plan.recipe.name, plan.build_id, folder if whole else None, ran, digest, why)

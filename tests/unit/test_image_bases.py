@@ -203,7 +203,7 @@ def test_nothing_is_fetched_for_what_was_given_or_never_locked(tmp_path: Path) -
     found = fetch(bases, registry, tmp_path, given)
     assert found["given"] == tmp_path
     assert isinstance(found["open"], ImageError)
-    assert "base open (example.com/a/open:1) is not locked" in found["open"].reason
+    assert "base image open (example.com/a/open:1) is not locked" in found["open"].reason
     assert registry.pulled == []
 
 

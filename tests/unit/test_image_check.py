@@ -265,5 +265,5 @@ def test_a_replaced_base_is_told(tmp_path: Path) -> None:
     room.write()
     assert room.failed() == []
     (told,) = [check for check in room.checks() if check.status == "not_run"]
-    assert told.what == "base base"
+    assert told.what == "base image base"
     assert "took the place of the locked docker.io/library/python:3.11-slim-bookworm" in told.why
