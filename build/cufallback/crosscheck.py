@@ -17,7 +17,7 @@ from cufallback.deps.lockfile import parse_lock, wanted
 from cufallback.deps.policy import Resolved, require_allowed
 from cufallback.image.bases import Replacement, resolve_bases
 from cufallback.image.lock import parse_image_lock
-from cufallback.plan import IMAGE_LOCK, LOCK_FILES, BuildPlan, Locks, Step
+from cufallback.plan import DEFINITION, IMAGE_LOCK, LOCK_FILES, BuildPlan, Locks, Step
 from cufallback.recipe import GitSource, WheelSource, parse_recipe
 from cufallback.record import PLAN, RECORD, Change, Isolation, Record, StageEntry, Wheel
 from cufallback.source.lock import parse_source_lock, unused_reason
@@ -51,7 +51,12 @@ def rebuild_plan(folder: Path, record: Record) -> BuildPlan:
     from cufallback.stages import plan_steps
 
     recipe = parse_recipe(folder / record.recipe.path)
-    names = [file.path.removeprefix("inputs/") for file in record.files if file.path.startswith("inputs/")]
+    fixed = {f"{recipe.name}.toml", *LOCK_FILES} | ({IMAGE_LOCK} if recipe.image else set())
+    names = [
+        name
+        for name in (file.path.removeprefix("inputs/") for file in record.files if file.path.startswith("inputs/"))
+        if name in fixed or (name.startswith(DEFINITION) and recipe.image)
+    ]
     contents = {name: (folder / "inputs" / name).read_bytes() for name in names}
     texts = {name: contents[name].decode() for name in (*LOCK_FILES, IMAGE_LOCK) if name in contents}
     source = parse_source_lock(texts["source.lock.toml"], recipe.name, where="inputs/source.lock.toml")

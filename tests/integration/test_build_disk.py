@@ -84,7 +84,7 @@ def test_full_while_the_output_is_written_and_resumed_elsewhere(
     resize(small, "100m")
     code, stdout, stderr = command.run("build", "--recipe", "rehearsal", "--work", work, "--dist", small / "dist")
     assert code == 0, stderr
-    assert "skipped   prefetch, wheels, inspect (unchanged)" in stdout
+    assert "skipped   prefetch, wheels, inspect, image, attest (unchanged)" in stdout
 
 
 @pytest.mark.parametrize("option", ["--work", "--dist"])

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from build_rooms import Command, Rehearsal, Started
 
+from cufallback.stages import STAGES
+
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 _ENTERED = "cufallback-network before"
@@ -187,7 +189,7 @@ def test_a_second_run_that_waits_says_so_and_finds_all_done(battered: Battered) 
     code, stdout, stderr = battered.waited
     assert code == 0, stderr
     assert stderr.startswith(f"process {battered.first_pid} is working in the same folder; waiting")
-    assert "skipped   prefetch, wheels, inspect, record (unchanged)" in stdout
+    assert "skipped   prefetch, wheels, inspect, image, attest, record (unchanged)" in stdout
 
 
 def test_place_and_history_leave_no_trace(battered: Battered, rehearsal: Rehearsal) -> None:
@@ -201,7 +203,8 @@ def test_place_and_history_leave_no_trace(battered: Battered, rehearsal: Rehears
 def test_the_records_differ_in_times_and_logs_alone(battered: Battered, rehearsal: Rehearsal) -> None:
     def steady(folder: Path) -> object:
         record = json.loads((folder / "record.json").read_bytes())
-        record["files"] = [file for file in record["files"] if not file["path"].startswith("logs/")]
+        timed = ("logs/", "provenance.intoto.json")
+        record["files"] = [file for file in record["files"] if not file["path"].startswith(timed)]
         record["stages"] = [(stage["name"], stage["status"]) for stage in record["stages"]]
         for subject in record["subjects"]:
             del subject["isolation"]["interfaces"]
@@ -213,7 +216,7 @@ def test_the_records_differ_in_times_and_logs_alone(battered: Battered, rehearsa
 def test_nothing_half_made_is_left(battered: Battered) -> None:
     assert [path.name for path in (battered.dist / "rehearsal").iterdir()] == [battered.folder.name]
     stages = battered.work / "work" / battered.folder.name
-    assert {path.name for path in stages.iterdir()} == {"lock", "prefetch", "wheels", "inspect", "record"}
+    assert {path.name for path in stages.iterdir()} == {"lock", *(stage.name for stage in STAGES)}
     assert {path.name for path in (stages / "prefetch").iterdir()} == {"source", "wheelhouse", "stage.json"}
     assert {path.name for path in (stages / "wheels").iterdir()} == {"wheels", "logs", "stage.json"}
 

@@ -22,7 +22,7 @@ from cufallback.store import canonical_json, sha256_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
-STAGES = ("prefetch", "wheels", "inspect", "record")
+STAGES = ("prefetch", "wheels", "inspect", "image", "attest", "record")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,10 @@ def test_stdout_is_the_summary_and_names_the_next_command(rehearsal: Rehearsal) 
     lines = dict(line.split(None, 1) for line in rehearsal.stdout.splitlines() if not line.startswith("check it"))
     assert lines["recipe"] == "rehearsal"
     assert re.fullmatch(r"build id +[0-9a-f]{16}", rehearsal.stdout.splitlines()[1])
-    assert re.fullmatch(r", ".join(rf"{stage} \d+\.\d s" for stage in STAGES), lines["done"])
+    made = [stage for stage in STAGES if stage != "image"]
+    assert re.fullmatch(r", ".join(rf"{stage} \d+\.\d s" for stage in made), lines["done"])
+    assert lines["image"].startswith("not built: base image base (docker.io/library/python:3.11-slim-bookworm)")
+    assert "nox -s lock -- --images --recipe rehearsal" in lines["image"]
     assert lines["record"] == str(rehearsal.folder / "record.json")
     assert rehearsal.stdout.endswith(f"check it  cufallback verify {rehearsal.folder}\n")
 
@@ -145,14 +148,13 @@ def test_the_cuda_probe_carries_cuda_12_9_code_and_names_its_driver(record: dict
 
 def test_the_stages_have_times_and_what_was_not_run_says_why(record: dict[str, Any]) -> None:
     stages = {stage["name"]: stage for stage in record["stages"]}
-    for name in ("prefetch", "wheels", "inspect"):
+    for name in ("prefetch", "wheels", "inspect", "attest"):
         stage = stages[name]
         assert stage["status"] == "passed"
         assert datetime.fromisoformat(stage["started"]) <= datetime.fromisoformat(stage["finished"])
         assert stage["seconds"] >= 0
-    for name in ("image", "attest"):
-        assert stages[name]["status"] == "not_run"
-        assert stages[name]["why"]
+    assert stages["image"]["status"] == "not_run", "no base image is locked or given"
+    assert "--base" in stages["image"]["why"]
 
 
 def test_the_build_was_kept_off_the_network_or_says_that_it_was_not(record: dict[str, Any]) -> None:

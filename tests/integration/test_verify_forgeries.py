@@ -119,7 +119,7 @@ RECORD_FORGERIES: dict[str, tuple[Edit, str]] = {
     "a stage less": (without("stages", 3), "stages: rows"),
     "a stage without times": (at("stages", 0, "started", to=None), "stage prefetch: "),
     "a stage that ended before it began": (at("stages", 0, "started", to="2999-01-01T00:00:00Z"), "stage prefetch: "),
-    "a stage left out without reason": (at("stages", 4, "why", to=""), "stage attest: "),
+    "a stage left out without reason": (at("stages", 3, "why", to=""), "stage image: "),
     "no requirement edits": (at("requirement_edits", to=[]), "requirements added: rows"),
     "another requirement": (at("requirement_edits", -1, "after", to="evil"), "requirements added: "),
     "no distributions": (at("distributions", to=[]), "distributions: rows"),
@@ -197,7 +197,7 @@ PLAN_FORGERIES: dict[str, tuple[Edit, str]] = {
     "the compiler": (at("toolchain", "compiler", to="g++ 99.0"), "plan: toolchain.compiler"),
     "the probe": (at("cuda_probe", to=OTHER), "plan: cuda_probe"),
     "the toolkit": (at("cuda", "toolkit", to="12.8.1"), "plan: cuda.toolkit"),
-    "true for 1": (at("schema", to=2), "plan: schema"),
+    "the schema": (at("schema", to=1), "plan: schema"),
     "the version": (at("cufallback", to="9.9.9"), "plan: cufallback"),
     "more": (lambda plan: plan.update(more=1), "plan: more"),
 }

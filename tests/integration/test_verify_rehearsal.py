@@ -61,7 +61,7 @@ def test_the_untouched_folder_verifies_and_says_what_was_not_checked(
     text = capsys.readouterr().out
     assert f"{rehearsal.folder}: verified: " in text
     assert "0 failed" in text
-    for what in ("signatures", "stage image", "stage attest", "source commit"):
+    for what in ("signatures", "stage image", "source commit"):
         assert f"not_run  {what} " in text
 
 
@@ -276,7 +276,7 @@ def test_a_lock_that_names_other_distributions(folder: Path) -> None:
         (b"{", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[]", "is not a record of this format"),
-        (b'{"schema": 2}', "is not a record of this format: schema:"),
+        (b'{"schema": 3}', "is not a record of this format: schema:"),
         (b'{"bomFormat": "CycloneDX"}', "is not a record of this format"),
         (b"[" * 100_000, "is not JSON"),
     ],
