@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cufallback.image.registry import Registry
     from cufallback.recipe import Recipe
 
-_ARGUMENT = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=oci-layout:(?P<folder>.+)@(?P<digest>sha256:[0-9a-f]{64})")
+_ARGUMENT = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=oci-layout:(?://)?(?P<folder>.+)@(?P<digest>sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
