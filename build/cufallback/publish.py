@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
-from cufallback.attest.sign import RECORD_ENVELOPE, SIGNATURES
+from cufallback.attest.sign import RECORD_ENVELOPE, SIGNATURES, is_about_signatures
 from cufallback.crosscheck import Check, rebuild_plan
 from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
 from cufallback.image.artifact import DSSE_TYPE
@@ -69,7 +69,7 @@ def sign_build(
 def _verified(folder: Path) -> Record:
     """Return the record of a folder that verifies, whatever its signatures are."""
     verification = verify(folder)
-    faults = [check for check in verification.checks if check.status == "failed" and SIGNATURES not in check.what]
+    faults = [check for check in verification.checks if check.status == "failed" and not is_about_signatures(check)]
     if faults:
         raise RecordError(
             f"the build folder does not verify: {faults[0].what}: {faults[0].why}",

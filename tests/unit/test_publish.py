@@ -192,6 +192,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file altered": (_alter, "file plan.json"),
     "a file missing": (lambda folder: (folder / "plan.json").unlink(), "file plan.json"),
     "a stranger": (lambda folder: (folder / "stranger").write_text("x"), "file stranger"),
+    "a stranger whose name speaks of signatures": (
+        lambda folder: (folder / "signatures.txt").write_text("x"),
+        "file signatures.txt",
+    ),
+    "a link among the signatures": (
+        lambda folder: (folder / "signatures").symlink_to("/etc"),
+        "file signatures",
+    ),
     "a link": (lambda folder: (folder / "link").symlink_to("plan.json"), "file link"),
     "another checksum": (lambda folder: (folder / SUMS).write_text("\n"), "file record.json"),
     "only the inputs missing": (lambda folder: None, "inputs"),
@@ -216,7 +224,7 @@ def test_a_folder_that_does_not_verify_is_neither_signed_nor_pushed(
     if name != "only the inputs missing":
         assert fault in raised.value.reason
     assert "cufallback verify" in raised.value.remedy
-    assert not (build / "signatures").exists()
+    assert not (build / "signatures").is_dir() or name == "a link among the signatures"
 
 
 def test_neither_key_nor_record(build: Path, tmp_path: Path) -> None:

@@ -240,6 +240,11 @@ def check_signatures(folder: Path, expected: Expected, key: Key | None) -> Itera
         yield Check(f"signature {SIGNATURES}/{name}", "failed", "belongs to no document of this build")
 
 
+def is_about_signatures(check: Check) -> bool:
+    """Say whether :func:`check_signatures` made a check, or could not go on with it."""
+    return check.what == SIGNATURES or check.what.startswith(f"signature {SIGNATURES}/")
+
+
 def _require_same(payload: bytes, name: str, expected: Expected) -> None:
     known = {subject.name: subject.sha256 for subject in expected.subjects}
     for subject in subjects_of(payload, where=name):
