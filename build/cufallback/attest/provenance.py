@@ -420,28 +420,3 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _no_number(text: str) -> None:
     msg = f"{text} is no number of JSON"
     raise ValueError(msg)
-
-
-def require_subjects(statement: Statement, expected: Mapping[str, str], *, where: str) -> None:
-    """Demand that a provenance speaks of exactly these subjects.
-
-    Args:
-        statement: a checked provenance.
-        expected: name → SHA-256 of what is at hand.
-        where: what to call the provenance in errors.
-
-    Raises:
-        AttestationError: naming the first subject that differs.
-    """
-    for name in sorted(statement.subjects.keys() | expected.keys()):
-        said, found = statement.subjects.get(name), expected.get(name)
-        if said != found:
-            raise AttestationError(
-                f"speaks of {name} with sha256 {said}, at hand is {found}"
-                if said and found
-                else f"says nothing of {name}"
-                if found
-                else f"speaks of {name}, which is not at hand",
-                remedy="keep a provenance with the artefacts of its own build",
-                where=where,
-            )
