@@ -24,8 +24,8 @@ from cufallback.progress import Progress
 from cufallback.push import (
     BUILD_MEDIA_TYPE,
     BUILD_TYPE,
+    IN_TOTO_TYPE,
     SBOM_TYPE,
-    STATEMENT_TYPE,
     Document,
     Pushed,
     push_image,
@@ -129,7 +129,7 @@ def push_build(folder: Path, target: str, *, move_tag: bool, plain_http: bool | 
         write_archive(folder, record, archive)
         documents = [
             Document(folder / IMAGE_SBOM, SBOM_TYPE, SBOM_TYPE),
-            Document(folder / PROVENANCE, STATEMENT_TYPE, STATEMENT_TYPE),
+            Document(folder / PROVENANCE, IN_TOTO_TYPE, IN_TOTO_TYPE),
             Document(archive, BUILD_TYPE, BUILD_MEDIA_TYPE),
             *(Document(path, DSSE_TYPE, DSSE_TYPE) for path in signatures),
         ]
@@ -243,7 +243,7 @@ def _attached(
     registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
 ) -> Iterator[Check]:
     """Compare what is attached for other tools with the build folder, and lay its signatures into it."""
-    for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, STATEMENT_TYPE)):
+    for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, IN_TOTO_TYPE)):
         contents = [registry.fetch(subject, item.digest) for item in referrers if item.artifact_type == kind]
         ours = (folder / name).read_bytes() if (folder / name).is_file() else None
         why = "is that of the build folder" if ours in contents else f"{len(contents)} attached, none as in the build"

@@ -359,7 +359,7 @@ def inspect(context: Context) -> Outcome:
 
 def image(context: Context) -> Outcome:
     """Build the image into an OCI layout, where this machine and the locks allow; else say why not."""
-    from cufallback.image.build import BuiltWheel, build_image, index_digest, sizes
+    from cufallback.image.build import BuiltWheel, build_image, index_digest
 
     recipe, report = context.plan.recipe, context.folder / "image.json"
     hindrance = image_hindrance(context.plan, context.settings["image tools"].value)
@@ -392,7 +392,7 @@ def image(context: Context) -> Outcome:
         "image": {
             "path": "image",
             "platform": found.platform,
-            "size": sizes(found),
+            "size": found.size,
             "manifest": found.manifest.to_json(),
             "config": found.config.to_json(),
             "layers": [layer.to_json() for layer in found.layers],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cufallback.attest.bom import BomFacts, check_bom
-from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, image_name, wheel_sbom, wheel_subject
+from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, wheel_sbom, wheel_subject
 from cufallback.attest.provenance import Builder, check_provenance, provenance
 from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
 from cufallback.attest.sign import check_signatures, expected_statements
@@ -81,7 +81,7 @@ def subjects(record: Record, plan: BuildPlan) -> list[tuple[str, str]]:
     """Return name and SHA-256 of everything that a provenance must speak of."""
     found = [(Path(wheel.path).name, wheel.sha256) for wheel in record.subjects]
     if record.image is not None:
-        found.append((image_name(plan), record.image.manifest.digest.removeprefix("sha256:")))
+        found.append((plan.image_name, record.image.manifest.digest.removeprefix("sha256:")))
     return found
 
 

@@ -36,11 +36,6 @@ def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> S
     return Subject(name, str(version), filename, kind, sha256)
 
 
-def image_name(plan: BuildPlan) -> str:
-    """Return what documents call the image of a plan, whatever registry it goes to."""
-    return f"cufallback/{plan.recipe.name}"
-
-
 def base_images(plan: BuildPlan) -> tuple[BaseImage, ...]:
     """Return the base images of a plan as documents name them; where a replaced one lay is not told."""
     from cufallback.attest.subjects import BaseImage
@@ -86,7 +81,7 @@ def write_sboms(
     if image is not None:
         packages, distro = read_system(find_files(image, SYSTEM_FILES))
         content = image_bom(
-            ImageSubject(image_name(plan), image.digest, base_images(plan)),
+            ImageSubject(plan.image_name, image.digest, base_images(plan)),
             plan,
             prefetched,
             subjects,
@@ -120,7 +115,7 @@ def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[st
     wheels = context.result("wheels")["subjects"]
     subjects = [(Path(wheel["path"]).name, wheel["sha256"]) for wheel in wheels]
     if image is not None:
-        subjects.append((image_name(plan), image["manifest"]["digest"].removeprefix("sha256:")))
+        subjects.append((plan.image_name, image["manifest"]["digest"].removeprefix("sha256:")))
     started = context.states["prefetch"].started
     content = provenance(
         plan,

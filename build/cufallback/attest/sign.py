@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, wheel_sbom
 from cufallback.attest.statement import (
     BOM_PREDICATE,
     Subject,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
 SIGNATURES = "signatures"
-PROVENANCE = "provenance.intoto.json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PROVENANCE_ENVELOPE = "provenance.dsse.json"
 RECORD_ENVELOPE = "record.dsse.json"
@@ -161,8 +161,10 @@ def expected_statements(
     """
     payloads = {PROVENANCE_ENVELOPE: _document(folder / PROVENANCE)}
     documents = {PROVENANCE_ENVELOPE: PROVENANCE, RECORD_ENVELOPE: RECORD}
-    for name, subject in [*((wheel.name, wheel) for wheel in wheels), *([("image", image)] if image else [])]:
-        envelope, document = f"sbom-{name}.dsse.json", f"sbom/{name}.cdx.json"
+    described = [(wheel.name, wheel_sbom(wheel.name), wheel) for wheel in wheels]
+    described += [("image", IMAGE_SBOM, image)] if image else []
+    for name, document, subject in described:
+        envelope = f"sbom-{name}.dsse.json"
         bom = parse_json(_document(folder / document), where=document)
         payloads[envelope] = statement([subject], BOM_PREDICATE, bom)
         documents[envelope] = document
