@@ -295,7 +295,17 @@ def test_a_fault_is_named_with_its_place(name: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{", b"\xff", b'"x"', b"[" * 100_000, b'{"a":' * 50_000, b'{"a":' * 400 + b"1" + b"}" * 400],
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"a": 1, "a": 1}',
+        b'{"a":' * 400 + b"1" + b"}" * 400,
+    ],
 )
 def test_what_is_no_document_is_refused(content: bytes) -> None:
     with pytest.raises(AttestationError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, wheel_sbom
 from cufallback.attest.statement import (
     BOM_PREDICATE,
+    LARGEST,
     Subject,
     is_time,
     parse_json,
@@ -37,7 +38,6 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PROVENANCE_ENVELOPE = "provenance.dsse.json"
 RECORD_ENVELOPE = "record.dsse.json"
 
-_LARGEST = 64 << 20  # bytes of one document or envelope; the SBOM of a large image has a few million
 _REMEDY = "do not use the folder; ask who sent it for the signatures again"
 
 
@@ -82,8 +82,6 @@ def open_envelope(content: bytes, *, where: str) -> Envelope:
     def broken(reason: str) -> AttestationError:
         return AttestationError(reason, remedy=_REMEDY, where=where)
 
-    if len(content) > _LARGEST:
-        raise broken(f"has more than {_LARGEST} bytes")
     data = parse_json(content, where=where)
     if data.keys() != {"payload", "payloadType", "signatures"}:
         raise broken("is no DSSE envelope: its fields are not payload, payloadType and signatures")
@@ -270,9 +268,9 @@ def _document(path: Path) -> bytes:
             raise AttestationError("is a link, not a file", remedy=_REMEDY, where=str(path))
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _LARGEST:
-                raise AttestationError(f"has {size} bytes, more than {_LARGEST}", remedy=_REMEDY, where=str(path))
-            return file.read(_LARGEST)
+            if size > LARGEST:
+                raise AttestationError(f"has {size} bytes, more than {LARGEST}", remedy=_REMEDY, where=str(path))
+            return file.read(LARGEST)
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise AttestationError(reason, remedy="build again: it is part of every build", where=str(path)) from error
