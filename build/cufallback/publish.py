@@ -31,7 +31,7 @@ from cufallback.push import (
     push_image,
 )
 from cufallback.record import RECORD, SUMS, Record, is_inner_path, read_record, timestamp
-from cufallback.store import EARLIEST_EPOCH, write_atomic
+from cufallback.store import EARLIEST_EPOCH, workspace_errors, write_atomic
 from cufallback.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -188,7 +188,10 @@ def verify_reference(
     with tempfile.TemporaryDirectory(prefix="cufallback-verify-") as scratch:
         folder = Path(scratch) / "build"
         progress.say(f"fetching {subject} and {len(referrers)} attached documents")
-        extract_archive(registry.fetch(subject, builds[0].digest), folder, where=f"{subject}: {_ARCHIVE}")
+        archive = Path(scratch) / _ARCHIVE
+        registry.save(subject, builds[0].digest, archive)
+        extract_archive(archive, folder, where=f"{subject}: {_ARCHIVE}")
+        archive.unlink()  # it holds the wheels, which may have gigabytes
         registry.pull(subject, Path(scratch) / "image", platform=platform)
         _take_blobs(Path(scratch) / "image", folder, found.digest)
         checks = list(_attached(registry, subject, referrers, folder, key))
@@ -201,18 +204,24 @@ def verify_reference(
     return Verification(str(subject), verification.build_id, (*checks, *verification.checks))
 
 
-def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
-    """Lay out the archive of a build folder.
+def extract_archive(archive: Path, folder: Path, *, where: str) -> None:
+    """Lay out the archive of a build folder in a new one.
+
+    Args:
+        archive: what :func:`write_archive` wrote, or somebody else.
+        folder: the new folder.
+        where: what to call the archive in errors.
 
     Raises:
+        WorkspaceError: the folder cannot be written.
         AttestationError: no tar archive, or a member that is no plain file inside it or lies where another does.
     """
     remedy = "do not use this image; ask who pushed it"
     files: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for member in archive:
+        with workspace_errors(folder, creating=True), tarfile.open(archive, "r:") as members:
+            for member in members:
                 # A sparse file of a few bytes here may be one of any size there.
                 if not member.isreg() or member.issparse() or not is_inner_path(member.name):
                     raise AttestationError(f"holds {member.name!a}, which is no plain file", remedy=remedy, where=where)
@@ -221,8 +230,9 @@ def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
                     raise AttestationError(f"holds {member.name!a} twice", remedy=remedy, where=where)
                 files.add(path)
                 folders.update(path.parents)
-                file = archive.extractfile(member)
-                write_atomic(folder / member.name, file.read() if file else b"")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with members.extractfile(member) or io.BytesIO() as content, (folder / path).open("wb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise AttestationError(f"is no tar archive: {error}", remedy=remedy, where=where) from error
 
