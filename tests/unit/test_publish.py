@@ -18,8 +18,9 @@ from tests.unit.sign_rooms import write_key
 
 from cufallback.errors import AttestationError, ImageError, KeyFileError, RecordError, UsageError, WorkspaceError
 from cufallback.progress import Silent
-from cufallback.publish import extract_archive, find_build, push_build, sign_build, summary, write_archive
+from cufallback.publish import extract_archive, find_build, push_build, sign_build, write_archive
 from cufallback.record import RECORD, SUMS, read_record
+from cufallback.summary import summary
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, wheel_sbo
 from cufallback.attest.provenance import Builder, check_provenance, provenance
 from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
 from cufallback.attest.sign import check_signatures, expected_statements
-from cufallback.attest.statement import Subject as Signed
+from cufallback.attest.statement import Subject
 from cufallback.crosscheck import Check, agree, same_version
 from cufallback.plan import BuildPlan
 from cufallback.record import RECORD, Record
@@ -134,7 +134,7 @@ def check_signed(folder: Path, record: Record, plan: BuildPlan, key: Key | None)
     yield from check_signatures(folder, expected_statements(folder, wheels=wheels, image=image), key)
 
 
-def signed_subjects(record: Record, plan: BuildPlan) -> tuple[list[Signed], Signed | None]:
+def signed_subjects(record: Record, plan: BuildPlan) -> tuple[list[Subject], Subject | None]:
     """Return the wheels and the image as signatures name them."""
-    found = [Signed(name, sha256) for name, sha256 in subjects(record, plan)]
+    found = [Subject(name, sha256) for name, sha256 in subjects(record, plan)]
     return (found[:-1], found[-1]) if record.image is not None else (found, None)

@@ -10,7 +10,7 @@ from cufallback.store import write_atomic
 
 if TYPE_CHECKING:
     from cufallback.attest.provenance import ImageFacts
-    from cufallback.attest.subjects import BaseImage, Subject
+    from cufallback.attest.subjects import BaseImage, WheelSubject
     from cufallback.image.layout import Image
     from cufallback.pipeline import Context
     from cufallback.plan import BuildPlan
@@ -25,15 +25,15 @@ def wheel_sbom(filename: str) -> str:
     return f"{SBOMS}/{filename}.cdx.json"
 
 
-def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> Subject:
+def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> WheelSubject:
     """Return the SBOM's subject for one wheel of a build; the main wheel is number 0."""
     from packaging.utils import parse_wheel_filename
 
-    from cufallback.attest.subjects import Subject
+    from cufallback.attest.subjects import WheelSubject
 
     name, version, _build, _tags = parse_wheel_filename(filename)
     kind: Literal["main", "cuda-probe"] = "main" if number == 0 else "cuda-probe"
-    return Subject(name, str(version), filename, kind, sha256)
+    return WheelSubject(name, str(version), filename, kind, sha256)
 
 
 def base_images(plan: BuildPlan) -> tuple[BaseImage, ...]:
