@@ -48,7 +48,7 @@ def rebuild_plan(folder: Path, record: Record) -> BuildPlan:
         ValueError: a lock is no UTF-8 text.
         TypeError: the record's toolchain has other fields than a toolchain.
     """
-    from cufallback.stages import plan_steps
+    from cufallback.steps import plan_steps
 
     recipe = parse_recipe(folder / record.recipe.path)
     fixed = {f"{recipe.name}.toml", *LOCK_FILES} | ({IMAGE_LOCK} if recipe.image else set())

@@ -16,7 +16,7 @@ from cufallback.plan import BuildPlan, Locks
 from cufallback.recipe import Recipe
 from cufallback.record import Record
 from cufallback.source.lock import LockedSource, SourceLock
-from cufallback.stages import plan_steps
+from cufallback.steps import plan_steps
 from cufallback.toolchain import Toolchain
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "kimi-k3-cu129.toml"
