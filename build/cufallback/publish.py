@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
 from cufallback.attest.sign import SIGNATURES, is_about_signatures
-from cufallback.crosscheck import Check, rebuild_plan
+from cufallback.checks import Check
+from cufallback.crosscheck import rebuild_plan
 from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
 from cufallback.image.artifact import DSSE_TYPE
 from cufallback.image.layout import blob_path

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cufallback.crosscheck import Check, check_builds, check_distributions, check_source
+from cufallback.checks import Check
+from cufallback.crosscheck import check_builds, check_distributions, check_source
 from cufallback.deps.lockfile import Lock, LockedDistribution
 from cufallback.plan import BuildPlan, Locks
 from cufallback.recipe import Recipe

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.image_rooms import LAYER, MANIFEST, blob, image, image_plan, layer, top
 from tests.unit.record_samples import record_json
 
-from cufallback.crosscheck import Check
+from cufallback.checks import Check
 from cufallback.image.build import CHECKS, expected_labels, index_digest, require_cuda
 from cufallback.image.check import check_image
 from cufallback.image.layout import read_image

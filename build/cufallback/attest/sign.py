@@ -25,7 +25,7 @@ from cufallback.attest.statement import (
     subjects_of,
     verification,
 )
-from cufallback.crosscheck import Check
+from cufallback.checks import Check
 from cufallback.errors import AttestationError, CufallbackError
 from cufallback.record import RECORD, SUMS
 from cufallback.store import canonical_json, open_regular, replaced_folder, sha256_bytes, write_atomic

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from cufallback.attest.debian import SYSTEM_FILES
-from cufallback.crosscheck import Check, agree
+from cufallback.checks import Check, agree
 from cufallback.image.build import CHECKS, expected_labels, is_root, require_cuda
 from cufallback.image.layout import Image, find_files, read_image
 from cufallback.plan import BuildPlan
