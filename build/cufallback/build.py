@@ -109,7 +109,8 @@ def prepare(
         ImageError: its Dockerfile takes something that nothing pins, or a replaced base is damaged.
         UsageError: a ``--base`` is not of its form.
     """
-    from cufallback.stages import STAGES, plan_steps
+    from cufallback.stages import STAGES
+    from cufallback.steps import plan_steps
 
     runner = runner or LocalRunner()
     path = find_recipe(name)

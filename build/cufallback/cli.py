@@ -311,8 +311,8 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cufallback.publish import summary
     from cufallback.show import summary_text
+    from cufallback.summary import summary
 
     found = summary(options.folder)
     if options.json:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from cufallback import __version__
+from cufallback.checks import Check, agree, same_version
 from cufallback.deps.lockfile import parse_lock, wanted
 from cufallback.deps.policy import Resolved, require_allowed
 from cufallback.image.bases import Replacement, resolve_bases
@@ -21,7 +21,6 @@ from cufallback.plan import DEFINITION, IMAGE_LOCK, LOCK_FILES, BuildPlan, Locks
 from cufallback.recipe import GitSource, WheelSource, parse_recipe
 from cufallback.record import PLAN, RECORD, Change, Isolation, Record, StageEntry, Wheel
 from cufallback.source.lock import parse_source_lock, unused_reason
-from cufallback.store import canonical_json
 from cufallback.toolchain import Toolchain
 
 # What the building machine decides: how many jobs it runs, and where its interpreter keeps its headers.
@@ -29,15 +28,6 @@ _JOBS = ("CMAKE_BUILD_PARALLEL_LEVEL", "MAX_JOBS")
 _FLAGS = ("CFLAGS", "CXXFLAGS")
 _HEADER_MAP = re.compile(r"-ffile-prefix-map=PYTHON_HEADERS=\S+ ?")
 _INTERFACES = re.compile(r"(before|after) (\{.+\})")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at: what, how it stands, and why (for ``not_run``: why not)."""
-
-    what: str
-    status: Literal["passed", "failed", "not_run"]
-    why: str
 
 
 def rebuild_plan(folder: Path, record: Record) -> BuildPlan:
@@ -48,7 +38,7 @@ def rebuild_plan(folder: Path, record: Record) -> BuildPlan:
         ValueError: a lock is no UTF-8 text.
         TypeError: the record's toolchain has other fields than a toolchain.
     """
-    from cufallback.stages import plan_steps
+    from cufallback.steps import plan_steps
 
     recipe = parse_recipe(folder / record.recipe.path)
     fixed = {f"{recipe.name}.toml", *LOCK_FILES} | ({IMAGE_LOCK} if recipe.image else set())
@@ -75,11 +65,6 @@ def rebuild_plan(folder: Path, record: Record) -> BuildPlan:
     bases = resolve_bases(recipe, images, replaced)
     probe, steps = record.cuda_probe_sha256, plan_steps(recipe, locks, bases)
     return BuildPlan(recipe, contents, locks, toolchain, probe, steps, bases)
-
-
-def same_version(record: Record) -> bool:
-    """Whether this version wrote the record, so that it would say the same in the same words."""
-    return record.cufallback == __version__
 
 
 def check_identity(record: Record, plan: BuildPlan) -> Iterator[Check]:
@@ -311,32 +296,3 @@ def _well_told(stage: StageEntry) -> bool:
         return False
     started, finished = (datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z") for text in (stage.started, stage.finished))
     return started <= finished
-
-
-def agree(what: str, expected: Any, found: Any, *, source: str = "the inputs", document: str = RECORD) -> Check:
-    """Return the check that two JSON values are equal; a failed one names up to three places where they are not."""
-    if canonical_json(expected) == canonical_json(found):
-        return Check(what, "passed", f"{document} says what {source} say" if source == "the inputs" else f"as {source}")
-    places = "; ".join(list(_differences(expected, found, ""))[:3])
-    return Check(what, "failed", f"{document} and {source} differ: {places}")
-
-
-def _differences(expected: Any, found: Any, place: str) -> Iterator[str]:
-    if isinstance(expected, dict) and isinstance(found, dict):
-        pairs = [(str(key), expected.get(key), found.get(key)) for key in sorted(expected.keys() | found.keys())]
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = [(str(number), *pair) for number, pair in enumerate(zip(expected, found, strict=True))]
-    elif isinstance(expected, list) and isinstance(found, list):
-        yield f"{place or 'rows'}: {len(found)} instead of {len(expected)}"
-        return
-    else:
-        if canonical_json(expected) != canonical_json(found):
-            yield f"{place or 'value'} is {_short(found)} instead of {_short(expected)}"
-        return
-    for key, one, other in pairs:
-        yield from _differences(one, other, f"{place}.{key}".lstrip("."))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 90 else f"{text[:80]} …"

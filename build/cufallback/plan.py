@@ -139,6 +139,11 @@ class BuildPlan:
         }
 
     @property
+    def image_name(self) -> str:
+        """What engine and documents call the image, whatever registry it goes to."""
+        return f"cufallback/{self.recipe.name}"
+
+    @property
     def short_id(self) -> str:
         """The 16 hex digits that name folders and are shown to people."""
         return self.build_id[:16]

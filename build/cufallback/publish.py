@@ -9,11 +9,12 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
-from cufallback.attest.sign import RECORD_ENVELOPE, SIGNATURES
-from cufallback.crosscheck import Check, rebuild_plan
+from cufallback.attest.sign import SIGNATURES, is_about_signatures
+from cufallback.checks import Check
+from cufallback.crosscheck import rebuild_plan
 from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
 from cufallback.image.artifact import DSSE_TYPE
 from cufallback.image.layout import blob_path
@@ -24,14 +25,14 @@ from cufallback.progress import Progress
 from cufallback.push import (
     BUILD_MEDIA_TYPE,
     BUILD_TYPE,
+    IN_TOTO_TYPE,
     SBOM_TYPE,
-    STATEMENT_TYPE,
     Document,
     Pushed,
     push_image,
 )
 from cufallback.record import RECORD, SUMS, Record, is_inner_path, read_record, timestamp
-from cufallback.store import EARLIEST_EPOCH, write_atomic
+from cufallback.store import EARLIEST_EPOCH, workspace_errors, write_atomic
 from cufallback.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def sign_build(
 def _verified(folder: Path) -> Record:
     """Return the record of a folder that verifies, whatever its signatures are."""
     verification = verify(folder)
-    faults = [check for check in verification.checks if check.status == "failed" and SIGNATURES not in check.what]
+    faults = [check for check in verification.checks if check.status == "failed" and not is_about_signatures(check)]
     if faults:
         raise RecordError(
             f"the build folder does not verify: {faults[0].what}: {faults[0].why}",
@@ -129,7 +130,7 @@ def push_build(folder: Path, target: str, *, move_tag: bool, plain_http: bool | 
         write_archive(folder, record, archive)
         documents = [
             Document(folder / IMAGE_SBOM, SBOM_TYPE, SBOM_TYPE),
-            Document(folder / PROVENANCE, STATEMENT_TYPE, STATEMENT_TYPE),
+            Document(folder / PROVENANCE, IN_TOTO_TYPE, IN_TOTO_TYPE),
             Document(archive, BUILD_TYPE, BUILD_MEDIA_TYPE),
             *(Document(path, DSSE_TYPE, DSSE_TYPE) for path in signatures),
         ]
@@ -188,7 +189,10 @@ def verify_reference(
     with tempfile.TemporaryDirectory(prefix="cufallback-verify-") as scratch:
         folder = Path(scratch) / "build"
         progress.say(f"fetching {subject} and {len(referrers)} attached documents")
-        extract_archive(registry.fetch(subject, builds[0].digest), folder, where=f"{subject}: {_ARCHIVE}")
+        archive = Path(scratch) / _ARCHIVE
+        registry.save(subject, builds[0].digest, archive)
+        extract_archive(archive, folder, where=f"{subject}: {_ARCHIVE}")
+        archive.unlink()  # it holds the wheels, which may have gigabytes
         registry.pull(subject, Path(scratch) / "image", platform=platform)
         _take_blobs(Path(scratch) / "image", folder, found.digest)
         checks = list(_attached(registry, subject, referrers, folder, key))
@@ -201,18 +205,24 @@ def verify_reference(
     return Verification(str(subject), verification.build_id, (*checks, *verification.checks))
 
 
-def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
-    """Lay out the archive of a build folder.
+def extract_archive(archive: Path, folder: Path, *, where: str) -> None:
+    """Lay out the archive of a build folder in a new one.
+
+    Args:
+        archive: what :func:`write_archive` wrote, or somebody else.
+        folder: the new folder.
+        where: what to call the archive in errors.
 
     Raises:
+        WorkspaceError: the folder cannot be written.
         AttestationError: no tar archive, or a member that is no plain file inside it or lies where another does.
     """
     remedy = "do not use this image; ask who pushed it"
     files: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for member in archive:
+        with workspace_errors(folder, creating=True), tarfile.open(archive, "r:") as members:
+            for member in members:
                 # A sparse file of a few bytes here may be one of any size there.
                 if not member.isreg() or member.issparse() or not is_inner_path(member.name):
                     raise AttestationError(f"holds {member.name!a}, which is no plain file", remedy=remedy, where=where)
@@ -221,8 +231,9 @@ def extract_archive(content: bytes, folder: Path, *, where: str) -> None:
                     raise AttestationError(f"holds {member.name!a} twice", remedy=remedy, where=where)
                 files.add(path)
                 folders.update(path.parents)
-                file = archive.extractfile(member)
-                write_atomic(folder / member.name, file.read() if file else b"")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with members.extractfile(member) or io.BytesIO() as content, (folder / path).open("wb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise AttestationError(f"is no tar archive: {error}", remedy=remedy, where=where) from error
 
@@ -243,7 +254,7 @@ def _attached(
     registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
 ) -> Iterator[Check]:
     """Compare what is attached for other tools with the build folder, and lay its signatures into it."""
-    for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, STATEMENT_TYPE)):
+    for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, IN_TOTO_TYPE)):
         contents = [registry.fetch(subject, item.digest) for item in referrers if item.artifact_type == kind]
         ours = (folder / name).read_bytes() if (folder / name).is_file() else None
         why = "is that of the build folder" if ours in contents else f"{len(contents)} attached, none as in the build"
@@ -270,68 +281,3 @@ def _lay_signatures(
             except AttestationError:
                 continue
         write_atomic(target, content)
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    """Return what matters most of a build folder, for `cufallback show`.
-
-    Raises:
-        RecordError: there is no record, or it contradicts itself.
-    """
-    record = read_record(folder)
-    try:
-        return _summary(folder, record)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # The inspections are of free form, and only `cufallback verify` holds them to anything.
-        raise RecordError(
-            f"the record's inspections are not those of its wheels: {type(error).__name__}: {error}",
-            remedy="run `cufallback verify` on it",
-            where=str(folder / RECORD),
-        ) from error
-
-
-def _summary(folder: Path, record: Record) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "folder": str(folder),
-        "recipe": record.recipe.name,
-        "status": record.recipe.status,
-        "build_id": record.build_id,
-        "source": {
-            "origin": record.source.origin,
-            "ref": record.source.ref,
-            "commit": record.source.commit and record.source.commit.model_dump(),
-            "changes": len(record.source.changes),
-        },
-        "wheels": [
-            {
-                "file": Path(wheel.path).name,
-                "sha256": wheel.sha256,
-                "size": wheel.size,
-                "minimum_driver": (inspection.get("minimum_driver") or {}).get("driver"),
-                "findings": _counted(str(finding["status"]) for finding in inspection.get("findings", [])),
-            }
-            for wheel, inspection in zip(record.subjects, record.inspection, strict=True)
-        ],
-        "image": record.image
-        and {
-            "digest": record.image.manifest.digest,
-            "size": record.image.size,
-            "layers": len(record.image.layers),
-            "driver": record.image.require_cuda,
-            "engine": record.image.engine,
-            "checks": _counted(check.status for check in record.image.checks),
-            "bases": [base.model_dump() for base in record.bases],
-        },
-        "distributions": len(record.distributions),
-        "signatures": sorted(path.name for path in (folder / SIGNATURES).glob("*.json")),
-        "signed_record": (folder / SIGNATURES / RECORD_ENVELOPE).is_file(),
-        "stages": [stage.model_dump() for stage in record.stages],
-    }
-
-
-def _counted(words: Iterator[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for word in words:
-        counts[word] = counts.get(word, 0) + 1
-    return counts

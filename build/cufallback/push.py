@@ -14,7 +14,7 @@ from cufallback.image.registry import Registry
 from cufallback.progress import Progress
 
 SBOM_TYPE: Final = "application/vnd.cyclonedx+json"
-STATEMENT_TYPE: Final = "application/vnd.in-toto+json"
+IN_TOTO_TYPE: Final = "application/vnd.in-toto+json"
 BUILD_TYPE: Final = "application/vnd.cufallback.build.v1"
 BUILD_MEDIA_TYPE: Final = "application/vnd.cufallback.build.v1.tar"
 

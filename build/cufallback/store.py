@@ -184,14 +184,16 @@ def link_tree(source: Path, target: Path) -> None:
         WorkspaceError: the target cannot be written.
     """
 
-    def link(one: str, other: str) -> None:
-        try:
-            os.link(one, other, follow_symlinks=False)
-        except OSError:
-            shutil.copy2(one, other, follow_symlinks=False)
-
     with workspace_errors(target):
-        shutil.copytree(source, target, symlinks=True, copy_function=link)
+        shutil.copytree(source, target, symlinks=True, copy_function=link_or_copy)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make the file ``source`` appear at ``target`` too: a hard link where the file system allows, else a copy."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def discard(path: Path) -> None:

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cufallback.checks import Check, agree, same_version
 from cufallback.crosscheck import (
-    Check,
-    agree,
     check_builds,
     check_distributions,
     check_identity,
@@ -20,7 +19,6 @@ from cufallback.crosscheck import (
     check_source,
     check_stages,
     rebuild_plan,
-    same_version,
 )
 from cufallback.errors import CufallbackError
 from cufallback.plan import BuildPlan

@@ -10,7 +10,7 @@ from cufallback.inputs import parse_locks, read_inputs
 from cufallback.plan import BuildPlan
 from cufallback.recipe import parse_recipe
 from cufallback.source.lock import unused_reason
-from cufallback.stages import plan_steps
+from cufallback.steps import plan_steps
 from cufallback.toolchain import Toolchain
 
 CHECKOUT = Path(__file__).resolve().parents[2]

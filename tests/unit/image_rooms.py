@@ -16,7 +16,7 @@ from cufallback.image.bases import Base
 from cufallback.inputs import parse_locks, read_inputs
 from cufallback.plan import BuildPlan
 from cufallback.recipe import parse_recipe
-from cufallback.stages import plan_steps
+from cufallback.steps import plan_steps
 from cufallback.store import sha256_bytes
 from cufallback.toolchain import Toolchain
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from cufallback.crosscheck import Check, check_builds, check_distributions, check_source
+from cufallback.checks import Check
+from cufallback.crosscheck import check_builds, check_distributions, check_source
 from cufallback.deps.lockfile import Lock, LockedDistribution
 from cufallback.plan import BuildPlan, Locks
 from cufallback.recipe import Recipe
 from cufallback.record import Record
 from cufallback.source.lock import LockedSource, SourceLock
-from cufallback.stages import plan_steps
+from cufallback.steps import plan_steps
 from cufallback.toolchain import Toolchain
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "kimi-k3-cu129.toml"

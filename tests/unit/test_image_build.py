@@ -29,7 +29,6 @@ from cufallback.image.build import (
     index_digest,
     is_root,
     require_cuda,
-    sizes,
 )
 from cufallback.plan import BuildPlan
 from cufallback.process import Completed, RecordingRunner
@@ -241,7 +240,7 @@ def test_a_finished_image_is_all_that_is_left(plan: BuildPlan, room: Room) -> No
     assert built.require_cuda == "driver>=575.51.03"
     assert built.image.labels == built.labels == expected_labels(plan, "0.27.1+cu129")
     blobs = sorted(path.stat().st_size for path in (room.layout / "blobs" / "sha256").iterdir())
-    assert sizes(built.image) == sum(blobs)
+    assert built.image.size == sum(blobs)
     assert index_digest(built.image) == f"sha256:{sha256_file(room.layout / 'index.json')}"
 
 

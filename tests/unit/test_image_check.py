@@ -14,8 +14,8 @@ import pytest
 from tests.unit.image_rooms import LAYER, MANIFEST, blob, image, image_plan, layer, top
 from tests.unit.record_samples import record_json
 
-from cufallback.crosscheck import Check
-from cufallback.image.build import CHECKS, expected_labels, index_digest, require_cuda, sizes
+from cufallback.checks import Check
+from cufallback.image.build import CHECKS, expected_labels, index_digest, require_cuda
 from cufallback.image.check import check_image
 from cufallback.image.layout import read_image
 from cufallback.plan import BuildPlan
@@ -76,7 +76,7 @@ class Room:
         write_atomic(self.folder / "logs" / "image.log", b"built\n")
         labels = expected_labels(self.plan, "0.27.1+cu129")
         self.value["image"] = {
-            "path": "image", "platform": found.platform, "size": sizes(found), "manifest": found.manifest.to_json(),
+            "path": "image", "platform": found.platform, "size": found.size, "manifest": found.manifest.to_json(),
             "config": found.config.to_json(), "layers": [item.to_json() for item in found.layers],
             "index": index_digest(found), "dockerfile": "inputs/dockerfiles/cu129.Dockerfile", "labels": labels,
             "require_cuda": require_cuda(self.value["inspection"]), "user": "10001:10001",

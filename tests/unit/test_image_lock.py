@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cufallback.errors import LockError
@@ -11,7 +9,6 @@ from cufallback.image.lock import (
     RESOLVED,
     ImageLock,
     LockedImage,
-    load_image_lock,
     parse_image_lock,
     render_image_lock,
 )
@@ -97,13 +94,3 @@ def test_what_is_not_in_the_lock() -> None:
         lock.image("devel")
     with pytest.raises(LockError, match="locked for linux/amd64, not for linux/arm64"):
         lock.image("base").digest("linux/arm64")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_is_missing_or_no_text(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "images.lock.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(LockError) as caught:
-        load_image_lock(path, "r")
-    assert caught.value.where == str(path)

@@ -43,6 +43,14 @@ def test_bytes_with_another_digest_are_refused_even_when_oras_took_them() -> Non
         client("", content=b"{}").blob(REFERENCE, B)
 
 
+def test_a_document_goes_to_a_file_and_is_held_to_its_digest(tmp_path: Path) -> None:
+    manifest = json.dumps({"layers": [{"digest": B}]}).encode()
+    digest = f"sha256:{sha256_bytes(manifest)}"
+    with pytest.raises(RegistryError, match="sent bytes with digest") as caught:
+        client("", content=manifest).save(REFERENCE, digest, tmp_path / "document")
+    assert str(caught.value.where).endswith(B)
+
+
 @pytest.mark.parametrize("key", ["manifests", "referrers"])  # oras 1.2, oras 1.3
 def test_referrers_are_read_as_either_oras_lists_them(key: str) -> None:
     rows = [{"digest": digest, "artifactType": kind} for digest, kind in ((C, "x"), (B, "x"), (A, "b"))]

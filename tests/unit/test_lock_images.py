@@ -21,7 +21,7 @@ from cufallback.errors import (
     WorkspaceError,
 )
 from cufallback.image.layout import Descriptor
-from cufallback.image.lock import RESOLVED, load_image_lock
+from cufallback.image.lock import RESOLVED, LockedImage, parse_image_lock
 from cufallback.image.reference import Reference
 from cufallback.lock import LockReport, lock_images
 from cufallback.plan import IMAGE_LOCK
@@ -68,6 +68,10 @@ class FakeRegistry:
         return self.platform
 
 
+def locked(path: Path) -> tuple[LockedImage, ...]:
+    return parse_image_lock(path.read_text("utf-8"), "rehearsal", where="x").images
+
+
 class Said(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -110,7 +114,7 @@ def room(tmp_path: Path, fake: type[FakeRegistry]) -> Room:
 def test_the_lock_is_written(room: Room, fake: type[FakeRegistry]) -> None:
     report = room.lock()
     assert (report.written, report.exit_code, report.differences) == (True, ExitCode.OK, (f"{IMAGE_LOCK}: missing",))
-    (entry,) = load_image_lock(room.path, "rehearsal").images
+    (entry,) = locked(room.path)
     assert (entry.name, str(entry.reference)) == ("base", "docker.io/library/python:3.11-slim-bookworm")
     assert entry.index == f"sha256:{sha256_bytes(index())}"
     assert entry.platform == {"linux/amd64": AMD, "linux/arm64": ARM}
@@ -122,7 +126,7 @@ def test_the_lock_is_written(room: Room, fake: type[FakeRegistry]) -> None:
 def test_a_tag_of_one_image_needs_no_index(room: Room, fake: type[FakeRegistry]) -> None:
     fake.content = json.dumps({"mediaType": MANIFEST, "config": {"mediaType": CONFIG, "digest": DIGEST}}).encode()
     room.lock()
-    (entry,) = load_image_lock(room.path, "rehearsal").images
+    (entry,) = locked(room.path)
     assert (entry.index, entry.platform) == (None, {"linux/amd64": f"sha256:{sha256_bytes(fake.content)}"})
 
 
@@ -140,7 +144,7 @@ def test_other_digests_are_written_with_their_date_and_shown(room: Room, fake: t
     room.lock(now=THEN)
     fake.content = index(DIGEST)
     report = room.lock()
-    (entry,) = load_image_lock(room.path, "rehearsal").images
+    (entry,) = locked(room.path)
     assert (entry.platform["linux/amd64"], entry.resolved) == (DIGEST, NOW)
     assert f'{IMAGE_LOCK}: +"linux/amd64" = "{DIGEST}"' in report.differences
     assert f'{IMAGE_LOCK}: -"linux/amd64" = "{AMD}"' in report.differences
@@ -178,7 +182,7 @@ def test_a_refused_lock_is_written_anew_and_it_is_said(room: Room, content: byte
     room.path.write_bytes(content)
     report = room.lock()
     assert report.written
-    assert load_image_lock(room.path, "rehearsal").images[0].resolved == NOW
+    assert locked(room.path)[0].resolved == NOW
     (line,) = [line for line in room.said.lines if "is refused" in line]
     assert str(room.path) in line
 
@@ -186,7 +190,7 @@ def test_a_refused_lock_is_written_anew_and_it_is_said(room: Room, content: byte
 def test_an_empty_lock_is_refused_too(room: Room) -> None:
     room.path.write_bytes(b"")
     assert room.lock().written
-    assert load_image_lock(room.path, "rehearsal").images[0].resolved == NOW
+    assert locked(room.path)[0].resolved == NOW
 
 
 DOWN = RegistryError("the registry does not answer", remedy="run again")

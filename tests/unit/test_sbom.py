@@ -21,7 +21,7 @@ from cufallback.attest.debian import DebianPackage, Distro
 from cufallback.attest.licences import Licence, licence_in
 from cufallback.attest.purls import oci_purl
 from cufallback.attest.sbom import image_bom, wheel_bom
-from cufallback.attest.subjects import BaseImage, ImageSubject, Subject
+from cufallback.attest.subjects import BaseImage, ImageSubject, WheelSubject
 from cufallback.errors import AttestationError
 from cufallback.store import canonical_json, sha256_bytes
 
@@ -29,8 +29,8 @@ PLAN = sample_plan()
 PREFETCHED = sample_prefetched(PLAN)
 PRODUCTION = production_like(PREFETCHED)
 IDENTITY = "ef" * 32
-MAIN = Subject("vllm", "0.27.1+tpu", "vllm-0.27.1+tpu-cp311-cp311-linux_x86_64.whl", "main")
-PROBE = Subject(
+MAIN = WheelSubject("vllm", "0.27.1+tpu", "vllm-0.27.1+tpu-cp311-cp311-linux_x86_64.whl", "main")
+PROBE = WheelSubject(
     "cufallback-cuda-probe", "1.0.0+cu129", "cufallback_cuda_probe-1.0.0+cu129-py3-none-any.whl", "cuda-probe"
 )
 PACKAGES = [
@@ -45,7 +45,7 @@ IMAGE = ImageSubject(
 )
 
 
-def wheel(subject: Subject = MAIN, prefetched: dict[str, Any] = PREFETCHED, **options: Any) -> bytes:
+def wheel(subject: WheelSubject = MAIN, prefetched: dict[str, Any] = PREFETCHED, **options: Any) -> bytes:
     return wheel_bom(subject, PLAN, prefetched, identity=IDENTITY, **options)
 
 
@@ -295,7 +295,17 @@ def test_a_fault_is_named_with_its_place(name: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{", b"\xff", b'"x"', b"[" * 100_000, b'{"a":' * 50_000, b'{"a":' * 400 + b"1" + b"}" * 400],
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"a": 1, "a": 1}',
+        b'{"a":' * 400 + b"1" + b"}" * 400,
+    ],
 )
 def test_what_is_no_document_is_refused(content: bytes) -> None:
     with pytest.raises(AttestationError):

@@ -11,11 +11,11 @@ from tests.unit.image_rooms import DIGEST
 from tests.unit.record_samples import BUILD_ID, COMMIT, REFERENCE, WHEELS, record_json, write_build, write_record_of
 
 from cufallback import show
-from cufallback.crosscheck import Check
+from cufallback.checks import Check
 from cufallback.image.reference import parse_reference
-from cufallback.publish import summary
 from cufallback.push import Pushed, PushedDocument
 from cufallback.show import pushed_text, summary_text, verification_text
+from cufallback.summary import summary
 from cufallback.verify import Verification
 
 

@@ -19,7 +19,7 @@ from cufallback.attest import sign
 from cufallback.attest.keys import load_private_key, load_public_key
 from cufallback.attest.sign import check_signatures, open_envelope, sign_bytes, verify_envelope
 from cufallback.attest.statement import Subject, statement
-from cufallback.crosscheck import Check
+from cufallback.checks import Check
 from cufallback.errors import AttestationError
 from cufallback.store import canonical_json, sha256_file
 

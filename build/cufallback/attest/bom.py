@@ -20,13 +20,13 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from cufallback import __version__
+from cufallback.attest.statement import parse_json
 from cufallback.errors import AttestationError
 from cufallback.store import canonical_json
 
 Aggregate = Literal["complete", "incomplete", "unknown"]
 
 _REMEDY = "build again; a document is never edited by hand"
-_LARGEST = 64 << 20  # bytes
 _LONGEST_URL = 2048  # characters; the schema's check takes about a millisecond for each
 
 
@@ -187,7 +187,7 @@ def check_bom(content: bytes, *, where: str) -> BomFacts:
 
 
 def _checked(content: bytes, where: str) -> BomFacts:
-    document = _parse(content, where)
+    document = parse_json(content, where=where, remedy=_REMEDY)
     for place, key, value in _strings(document, ""):
         if key == "url" and len(value) > _LONGEST_URL:
             raise AttestationError(
@@ -217,18 +217,6 @@ def _checked(content: bytes, where: str) -> BomFacts:
                 f"component {row.ref!r} cannot be reached from {root.ref!r}", remedy=_REMEDY, where=where
             )
     return BomFacts(document["serialNumber"], root, tuple(rows))
-
-
-def _parse(content: bytes, where: str) -> dict[str, Any]:
-    if len(content) > _LARGEST:
-        raise AttestationError(f"has more than {_LARGEST} bytes", remedy=_REMEDY, where=where)
-    try:
-        document = json.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise AttestationError(f"is no UTF-8 JSON: {error}", remedy=_REMEDY, where=where) from error
-    if not isinstance(document, dict):
-        raise AttestationError("is no JSON object", remedy=_REMEDY, where=where)
-    return document
 
 
 @cache

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cufallback.attest.bom import BomFacts, check_bom
-from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, image_name, wheel_sbom, wheel_subject
+from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, image_facts, wheel_sbom, wheel_subject
 from cufallback.attest.provenance import Builder, check_provenance, provenance
 from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
 from cufallback.attest.sign import check_signatures, expected_statements
-from cufallback.attest.statement import Subject as Signed
-from cufallback.crosscheck import Check, agree, same_version
+from cufallback.attest.statement import Subject
+from cufallback.checks import Check, agree, same_version
 from cufallback.plan import BuildPlan
 from cufallback.record import RECORD, Record
 
@@ -81,16 +82,12 @@ def subjects(record: Record, plan: BuildPlan) -> list[tuple[str, str]]:
     """Return name and SHA-256 of everything that a provenance must speak of."""
     found = [(Path(wheel.path).name, wheel.sha256) for wheel in record.subjects]
     if record.image is not None:
-        found.append((image_name(plan), record.image.manifest.digest.removeprefix("sha256:")))
+        found.append((plan.image_name, record.image.manifest.digest.removeprefix("sha256:")))
     return found
 
 
 def check_provenance_of(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
     """The provenance is valid, about these subjects, and says what record and plan say."""
-    from datetime import datetime
-
-    from cufallback.attest.documents import image_facts
-
     content = (folder / PROVENANCE).read_bytes()
     statement = check_provenance(content, where=PROVENANCE)
     expected = dict(subjects(record, plan))
@@ -101,15 +98,13 @@ def check_provenance_of(folder: Path, record: Record, plan: BuildPlan) -> Iterat
         yield Check(f"{PROVENANCE}: contents", "not_run", f"cufallback {record.cufallback} wrote this")
         return
     known = {file.path: file.sha256 for file in record.files}
-    times = (datetime.fromisoformat(text).timestamp() for text in (run.metadata.startedOn, run.metadata.finishedOn))
-    started, finished = times
     again = provenance(
         plan,
         prefetched(record),
         subjects(record, plan),
         builder=Builder(run.builder.id, run.builder.version),
-        started=started,
-        finished=finished,
+        started=datetime.fromisoformat(run.metadata.startedOn).timestamp(),
+        finished=datetime.fromisoformat(run.metadata.finishedOn).timestamp(),
         invocation=run.metadata.invocationId,
         isolation={Path(wheel.path).name: wheel.isolation.statement for wheel in record.subjects},
         image=image_facts(plan, record.image.engine) if record.image else None,
@@ -134,7 +129,7 @@ def check_signed(folder: Path, record: Record, plan: BuildPlan, key: Key | None)
     yield from check_signatures(folder, expected_statements(folder, wheels=wheels, image=image), key)
 
 
-def signed_subjects(record: Record, plan: BuildPlan) -> tuple[list[Signed], Signed | None]:
+def signed_subjects(record: Record, plan: BuildPlan) -> tuple[list[Subject], Subject | None]:
     """Return the wheels and the image as signatures name them."""
-    found = [Signed(name, sha256) for name, sha256 in subjects(record, plan)]
+    found = [Subject(name, sha256) for name, sha256 in subjects(record, plan)]
     return (found[:-1], found[-1]) if record.image is not None else (found, None)

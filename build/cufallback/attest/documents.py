@@ -10,7 +10,7 @@ from cufallback.store import write_atomic
 
 if TYPE_CHECKING:
     from cufallback.attest.provenance import ImageFacts
-    from cufallback.attest.subjects import BaseImage, Subject
+    from cufallback.attest.subjects import BaseImage, WheelSubject
     from cufallback.image.layout import Image
     from cufallback.pipeline import Context
     from cufallback.plan import BuildPlan
@@ -25,20 +25,15 @@ def wheel_sbom(filename: str) -> str:
     return f"{SBOMS}/{filename}.cdx.json"
 
 
-def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> Subject:
+def wheel_subject(filename: str, sha256: str | None = None, *, number: int) -> WheelSubject:
     """Return the SBOM's subject for one wheel of a build; the main wheel is number 0."""
     from packaging.utils import parse_wheel_filename
 
-    from cufallback.attest.subjects import Subject
+    from cufallback.attest.subjects import WheelSubject
 
     name, version, _build, _tags = parse_wheel_filename(filename)
     kind: Literal["main", "cuda-probe"] = "main" if number == 0 else "cuda-probe"
-    return Subject(name, str(version), filename, kind, sha256)
-
-
-def image_name(plan: BuildPlan) -> str:
-    """Return what documents call the image of a plan, whatever registry it goes to."""
-    return f"cufallback/{plan.recipe.name}"
+    return WheelSubject(name, str(version), filename, kind, sha256)
 
 
 def base_images(plan: BuildPlan) -> tuple[BaseImage, ...]:
@@ -86,7 +81,7 @@ def write_sboms(
     if image is not None:
         packages, distro = read_system(find_files(image, SYSTEM_FILES))
         content = image_bom(
-            ImageSubject(image_name(plan), image.digest, base_images(plan)),
+            ImageSubject(plan.image_name, image.digest, base_images(plan)),
             plan,
             prefetched,
             subjects,
@@ -120,7 +115,7 @@ def write_provenance(path: Path, context: Context, byproducts: Sequence[tuple[st
     wheels = context.result("wheels")["subjects"]
     subjects = [(Path(wheel["path"]).name, wheel["sha256"]) for wheel in wheels]
     if image is not None:
-        subjects.append((image_name(plan), image["manifest"]["digest"].removeprefix("sha256:")))
+        subjects.append((plan.image_name, image["manifest"]["digest"].removeprefix("sha256:")))
     started = context.states["prefetch"].started
     content = provenance(
         plan,

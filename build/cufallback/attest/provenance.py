@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +13,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from cufallback import __version__
 from cufallback.attest.purls import oci_purl, python_purl
+from cufallback.attest.statement import PROVENANCE_PREDICATE, Subject, parse_json, statement
 from cufallback.attest.subjects import BaseImage
 from cufallback.errors import AttestationError
 from cufallback.plan import DEFINITION, IMAGE_LOCK, LOCK_FILES
 from cufallback.record import timestamp
-from cufallback.store import canonical_json, sha256_bytes
+from cufallback.store import sha256_bytes
 
 if TYPE_CHECKING:
     from cufallback.plan import BuildPlan
 
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:cufallback:build:v1"
 LOCAL_BUILDER = "urn:cufallback:builder:local"
 
 _REMEDY = "build again; a document is never edited by hand"
-_LARGEST = 64 << 20  # bytes
 _DIGESTS = {"sha256": re.compile(r"[0-9a-f]{64}"), "gitCommit": re.compile(r"[0-9a-f]{40}")}
 
 
@@ -259,41 +256,37 @@ def provenance(
     recipe = plan.recipe
     source = _source(prefetched["source"], recipe.source_name)
     jobs = recipe.builder.jobs
-    document = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in sorted(subjects)],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {
-                    "recipe": {"name": recipe.name, "sha256": sha256_bytes(plan.inputs[f"{recipe.name}.toml"])},
-                    "source": {"uri": source["uri"], "digest": source["digest"]},
-                    "cudaToolkit": recipe.cuda.toolkit,
-                    "architectures": list(recipe.cuda.architectures),
-                    "python": recipe.python.version,
-                },
-                "internalParameters": {
-                    "buildId": plan.build_id,
-                    "jobs": "all processors" if jobs is None else str(jobs),
-                    "isolation": dict(isolation),
-                    "toolchain": plan.toolchain.to_json() if plan.toolchain else {},
-                    **({"image": dict(image.tools)} if image else {}),
-                },
-                "resolvedDependencies": [source, *_dependencies(plan, prefetched, image)],
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "recipe": {"name": recipe.name, "sha256": sha256_bytes(plan.inputs[f"{recipe.name}.toml"])},
+                "source": {"uri": source["uri"], "digest": source["digest"]},
+                "cudaToolkit": recipe.cuda.toolkit,
+                "architectures": list(recipe.cuda.architectures),
+                "python": recipe.python.version,
             },
-            "runDetails": {
-                "builder": {"id": builder.id, "version": dict(builder.version)},
-                "metadata": {
-                    "invocationId": invocation,
-                    "startedOn": timestamp(started),
-                    "finishedOn": timestamp(finished),
-                },
-                "byproducts": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in sorted(byproducts)],
+            "internalParameters": {
+                "buildId": plan.build_id,
+                "jobs": "all processors" if jobs is None else str(jobs),
+                "isolation": dict(isolation),
+                "toolchain": plan.toolchain.to_json() if plan.toolchain else {},
+                **({"image": dict(image.tools)} if image else {}),
             },
+            "resolvedDependencies": [source, *_dependencies(plan, prefetched, image)],
+        },
+        "runDetails": {
+            "builder": {"id": builder.id, "version": dict(builder.version)},
+            "metadata": {
+                "invocationId": invocation,
+                "startedOn": timestamp(started),
+                "finishedOn": timestamp(finished),
+            },
+            "byproducts": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in sorted(byproducts)],
         },
     }
-    content = canonical_json(document)
+    subject = [Subject(name, sha256) for name, sha256 in sorted(subjects)]
+    content = statement(subject, PROVENANCE_PREDICATE, predicate)
     check_provenance(content, where="the new provenance")
     return content
 
@@ -393,10 +386,8 @@ def check_provenance(content: bytes, *, where: str) -> Statement:
     Raises:
         AttestationError: naming the first fault and its place.
     """
-    if len(content) > _LARGEST:
-        raise AttestationError(f"has more than {_LARGEST} bytes", remedy=_REMEDY, where=where)
+    document = parse_json(content, where=where, remedy=_REMEDY)
     try:
-        document = json.loads(content.decode("utf-8"), object_pairs_hook=_each_key_once, parse_constant=_no_number)
         return Statement.model_validate(document)
     except ValidationError as error:
         fault = error.errors()[0]
@@ -404,44 +395,3 @@ def check_provenance(content: bytes, *, where: str) -> Statement:
         raise AttestationError(
             f"is no SLSA provenance of this build type: {fault['msg']}", remedy=_REMEDY, where=f"{where}: {place}"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise AttestationError(f"is no UTF-8 JSON: {error}", remedy=_REMEDY, where=where) from error
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Two readers may take different ones of two equal keys."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        msg = "a key is there twice"
-        raise ValueError(msg)
-    return found
-
-
-def _no_number(text: str) -> None:
-    msg = f"{text} is no number of JSON"
-    raise ValueError(msg)
-
-
-def require_subjects(statement: Statement, expected: Mapping[str, str], *, where: str) -> None:
-    """Demand that a provenance speaks of exactly these subjects.
-
-    Args:
-        statement: a checked provenance.
-        expected: name → SHA-256 of what is at hand.
-        where: what to call the provenance in errors.
-
-    Raises:
-        AttestationError: naming the first subject that differs.
-    """
-    for name in sorted(statement.subjects.keys() | expected.keys()):
-        said, found = statement.subjects.get(name), expected.get(name)
-        if said != found:
-            raise AttestationError(
-                f"speaks of {name} with sha256 {said}, at hand is {found}"
-                if said and found
-                else f"says nothing of {name}"
-                if found
-                else f"speaks of {name}, which is not at hand",
-                remedy="keep a provenance with the artefacts of its own build",
-                where=where,
-            )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from urllib.parse import urlsplit
 
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 
 def python_purl(name: str, version: str, **qualifiers: str) -> PackageURL:
     """Return ``pkg:pypi/name@version``; a local version's ``+`` becomes ``%2B``."""
-    normal = re.sub(r"[-_.]+", "-", name).lower()
-    return PackageURL("pypi", None, normal, version, qualifiers)
+    return PackageURL("pypi", None, canonicalize_name(name), version, qualifiers)
 
 
 def git_purl(url: str, commit: str) -> PackageURL:

@@ -10,7 +10,7 @@ from cyclonedx.model.component import Component
 
 from cufallback.attest import components as part
 from cufallback.attest.bom import Aggregate, Assembly, formula, serial_number
-from cufallback.attest.subjects import ImageSubject, Subject
+from cufallback.attest.subjects import ImageSubject, WheelSubject
 
 if TYPE_CHECKING:
     from cufallback.attest.debian import DebianPackage, Distro
@@ -22,7 +22,7 @@ EMBEDDED_NAME = "cufallback.cdx.json"
 
 
 def wheel_bom(
-    subject: Subject,
+    subject: WheelSubject,
     plan: BuildPlan,
     prefetched: Mapping[str, Any],
     *,
@@ -70,7 +70,7 @@ def image_bom(
     image: ImageSubject,
     plan: BuildPlan,
     prefetched: Mapping[str, Any],
-    wheels: Sequence[Subject],
+    wheels: Sequence[WheelSubject],
     packages: Sequence[DebianPackage],
     distro: Distro,
     licences: Mapping[str, Licence],

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, wheel_sbom
 from cufallback.attest.statement import (
     BOM_PREDICATE,
+    LARGEST,
     Subject,
     is_time,
     parse_json,
@@ -23,7 +25,7 @@ from cufallback.attest.statement import (
     subjects_of,
     verification,
 )
-from cufallback.crosscheck import Check
+from cufallback.checks import Check
 from cufallback.errors import AttestationError, CufallbackError
 from cufallback.record import RECORD, SUMS
 from cufallback.store import canonical_json, open_regular, replaced_folder, sha256_bytes, write_atomic
@@ -32,12 +34,10 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
 SIGNATURES = "signatures"
-PROVENANCE = "provenance.intoto.json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PROVENANCE_ENVELOPE = "provenance.dsse.json"
 RECORD_ENVELOPE = "record.dsse.json"
 
-_LARGEST = 64 << 20  # bytes of one document or envelope; the SBOM of a large image has a few million
 _REMEDY = "do not use the folder; ask who sent it for the signatures again"
 
 
@@ -82,8 +82,6 @@ def open_envelope(content: bytes, *, where: str) -> Envelope:
     def broken(reason: str) -> AttestationError:
         return AttestationError(reason, remedy=_REMEDY, where=where)
 
-    if len(content) > _LARGEST:
-        raise broken(f"has more than {_LARGEST} bytes")
     data = parse_json(content, where=where)
     if data.keys() != {"payload", "payloadType", "signatures"}:
         raise broken("is no DSSE envelope: its fields are not payload, payloadType and signatures")
@@ -161,8 +159,10 @@ def expected_statements(
     """
     payloads = {PROVENANCE_ENVELOPE: _document(folder / PROVENANCE)}
     documents = {PROVENANCE_ENVELOPE: PROVENANCE, RECORD_ENVELOPE: RECORD}
-    for name, subject in [*((wheel.name, wheel) for wheel in wheels), *([("image", image)] if image else [])]:
-        envelope, document = f"sbom-{name}.dsse.json", f"sbom/{name}.cdx.json"
+    described = [(wheel.name, wheel_sbom(wheel.name), wheel) for wheel in wheels]
+    described += [("image", IMAGE_SBOM, image)] if image else []
+    for name, document, subject in described:
+        envelope = f"sbom-{name}.dsse.json"
         bom = parse_json(_document(folder / document), where=document)
         payloads[envelope] = statement([subject], BOM_PREDICATE, bom)
         documents[envelope] = document
@@ -240,6 +240,11 @@ def check_signatures(folder: Path, expected: Expected, key: Key | None) -> Itera
         yield Check(f"signature {SIGNATURES}/{name}", "failed", "belongs to no document of this build")
 
 
+def is_about_signatures(check: Check) -> bool:
+    """Say whether :func:`check_signatures` made a check, or could not go on with it."""
+    return check.what == SIGNATURES or check.what.startswith(f"signature {SIGNATURES}/")
+
+
 def _require_same(payload: bytes, name: str, expected: Expected) -> None:
     known = {subject.name: subject.sha256 for subject in expected.subjects}
     for subject in subjects_of(payload, where=name):
@@ -263,9 +268,9 @@ def _document(path: Path) -> bytes:
             raise AttestationError("is a link, not a file", remedy=_REMEDY, where=str(path))
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _LARGEST:
-                raise AttestationError(f"has {size} bytes, more than {_LARGEST}", remedy=_REMEDY, where=str(path))
-            return file.read(_LARGEST)
+            if size > LARGEST:
+                raise AttestationError(f"has {size} bytes, more than {LARGEST}", remedy=_REMEDY, where=str(path))
+            return file.read(LARGEST)
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
         raise AttestationError(reason, remedy="build again: it is part of every build", where=str(path)) from error

@@ -25,6 +25,8 @@ VERIFIER_ID = "urn:cufallback:verify:1"
 # Scoped by the verifier, as the predicate's specification recommends.
 VERIFIED_PROPERTIES = tuple(f"CUFALLBACK_{what}" for what in ("RECORD_VERIFIED",))
 
+LARGEST = 64 << 20  # bytes of one document or envelope; the SBOM of a large image has a few million
+
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _REMEDY = "do not use it; ask who sent it for another one"
 
@@ -82,11 +84,17 @@ def is_time(text: object) -> bool:
     return isinstance(text, str) and _TIME.fullmatch(text) is not None
 
 
-def parse_json(content: bytes, *, where: str) -> dict[str, Any]:
-    """Return a JSON object in which no key stands twice: two readers must not see two things.
+def parse_json(content: bytes, *, where: str, remedy: str = _REMEDY) -> dict[str, Any]:
+    """Return the JSON object in a document, read so that no two readers see two things.
+
+    Args:
+        content: of the document.
+        where: what to call it in errors.
+        remedy: what to do about one that cannot be read.
 
     Raises:
-        AttestationError: it is something else; ``where`` names it.
+        AttestationError: it is larger than :data:`LARGEST`, no UTF-8, no JSON object, or an object in it has a key
+            twice.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,13 +103,18 @@ def parse_json(content: bytes, *, where: str) -> dict[str, Any]:
             raise ValueError("a key stands twice in one object")
         return found
 
+    def no_number(text: str) -> None:
+        raise ValueError(f"{text} is no number of JSON")
+
+    if len(content) > LARGEST:
+        raise AttestationError(f"has more than {LARGEST} bytes", remedy=remedy, where=where)
     try:
-        data = json.loads(content, object_pairs_hook=unique)
+        data = json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise AttestationError(f"is not JSON: {reason}", remedy=_REMEDY, where=where) from None
+        raise AttestationError(f"is not JSON: {reason}", remedy=remedy, where=where) from None
     if not isinstance(data, dict):
-        raise AttestationError("is not a JSON object", remedy=_REMEDY, where=where)
+        raise AttestationError("is not a JSON object", remedy=remedy, where=where)
     return data
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Subject:
+class WheelSubject:
     """A built wheel. ``sha256`` is None while the document is written that goes into it."""
 
     name: str

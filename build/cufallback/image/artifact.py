@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cufallback.errors import AttestationError
 from cufallback.image.layout import MANIFEST_TYPES, Descriptor, blob_path
-from cufallback.store import sha256_bytes, write_atomic, write_json
+from cufallback.store import link_or_copy, sha256_bytes, sha256_file, write_atomic, write_json
 
 MANIFEST_TYPE: Final = MANIFEST_TYPES[0]
 CONFIG_TYPE: Final = "application/vnd.oci.image.config.v1+json"
@@ -30,8 +30,7 @@ def write_referrer(
     layout: Path,
     *,
     subject: Descriptor,
-    name: str,
-    content: bytes,
+    file: Path,
     artifact_type: str,
     media_type: str,
     annotations: Mapping[str, str],
@@ -41,13 +40,15 @@ def write_referrer(
     Args:
         layout: folder for the OCI layout.
         subject: the image's manifest or index.
-        name: file name, the title under which ``oras pull`` writes it.
-        content: the document.
+        file: the document, of any size; its name is the title under which ``oras pull`` writes it.
         artifact_type: what kind of document refers to the image.
         media_type: of the document.
         annotations: of the manifest.
     """
-    layer = {**oci_descriptor(_put(layout, media_type, content)), "annotations": {TITLE: name}}
+    document = Descriptor(media_type, f"sha256:{sha256_file(file)}", file.stat().st_size)
+    blob_path(layout, document.digest).parent.mkdir(parents=True, exist_ok=True)
+    link_or_copy(file, blob_path(layout, document.digest))
+    layer = {**oci_descriptor(document), "annotations": {TITLE: file.name}}
     manifest: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import zipfile
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("wheelhouse", "wheels")
 CHECKS = "opt/vllm/cufallback-checks.json"
-IMAGE_NAME = "cufallback"
 BUILD_ID_LABEL = "cufallback.build-id"
 RECIPE_LABEL = "cufallback.recipe"
 _OCI = "org.opencontainers.image."
@@ -195,7 +195,7 @@ def build_image(
     words = list(image_command(recipe, {base.name: base.digest for base in plan.bases}))
     more = [word for name, value in sorted(labels.items()) for word in ("--label", f"{name}={value}")]
     more += ["--build-arg", f"NVIDIA_REQUIRE_CUDA={needs}", "--progress", "plain"]
-    more += ["--tag", f"{IMAGE_NAME}/{recipe.name}:{plan.short_id}"]  # what `docker load` calls it
+    more += ["--tag", f"{plan.image_name}:{plan.short_id}"]  # what `docker load` calls it
     more += [] if use_cache else ["--no-cache"]
     metadata = scratch / "metadata.json"
     real = [_placed(word, places) for word in words]
@@ -229,8 +229,6 @@ def _built_digest(metadata: Path, log: Path) -> str:
 
 
 def _environment(epoch: int) -> dict[str, str]:
-    import os
-
     # buildx hands SOURCE_DATE_EPOCH on as a build argument.
     return {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 
@@ -349,11 +347,6 @@ def _checks(report: Any) -> list[dict[str, str]]:
 def is_root(user: str) -> bool:
     """Say whether ``USER`` of an image means root: no user, its name, or its number in any spelling, with any group."""
     return re.fullmatch(r"(?:root|[+-]?0+)?", user.partition(":")[0].strip()) is not None
-
-
-def sizes(image: Image) -> int:
-    """Return the bytes of all blobs of an image."""
-    return sum(item.size for item in (image.manifest, image.config, *image.layers))
 
 
 def index_digest(image: Image) -> str:

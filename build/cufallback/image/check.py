@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from cufallback.attest.debian import SYSTEM_FILES
-from cufallback.crosscheck import Check, agree
+from cufallback.checks import Check, agree
 from cufallback.image.build import CHECKS, expected_labels, is_root, require_cuda
 from cufallback.image.layout import Image, find_files, read_image
 from cufallback.plan import BuildPlan
@@ -66,7 +68,7 @@ def check_config(image: Image, record: Record, plan: BuildPlan) -> Iterator[Chec
         "manifest": image.manifest.to_json(),
         "config": image.config.to_json(),
         "layers": [layer.to_json() for layer in image.layers],
-        "size": sum(blob.size for blob in (image.manifest, image.config, *image.layers)),
+        "size": image.size,
         "platform": image.platform,
         "user": config.get("User"),
         "entrypoint": config.get("Entrypoint"),
@@ -88,7 +90,7 @@ def check_installed(files: Mapping[str, bytes], record: Record) -> Check:
     """The distributions that the image holds are the locked ones and the wheels, in their versions."""
     expected = sorted(
         [[item.name, item.version] for item in record.distributions if "runtime" in item.used_for]
-        + [[_normal(str(wheel["name"])), str(wheel["version"])] for wheel in record.inspection]
+        + [[canonicalize_name(str(wheel["name"])), str(wheel["version"])] for wheel in record.inspection]
     )
     found = []
     for path, content in files.items():
@@ -96,12 +98,8 @@ def check_installed(files: Mapping[str, bytes], record: Record) -> Check:
         if match and match[2] == "METADATA":
             head = content.decode("utf-8", "replace").partition("\n\n")[0]
             fields = dict(line.partition(": ")[::2] for line in head.splitlines())
-            found.append([_normal(fields.get("Name", "")), fields.get("Version", "")])
+            found.append([canonicalize_name(fields.get("Name", "")), fields.get("Version", "")])
     return agree("image distributions", expected, sorted(found), document="the image")
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _dumped(models: Any) -> list[dict[str, Any]]:

@@ -68,6 +68,11 @@ class Image:
         return self.manifest.digest
 
     @property
+    def size(self) -> int:
+        """The bytes of all blobs."""
+        return sum(blob.size for blob in (self.manifest, self.config, *self.layers))
+
+    @property
     def platform(self) -> str:
         """Such as ``linux/amd64``."""
         return f"{self.configuration.get('os', '')}/{self.configuration.get('architecture', '')}"

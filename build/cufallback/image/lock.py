@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 from cufallback.errors import LockError, RegistryError, UsageError
@@ -103,32 +102,20 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def load_image_lock(path: Path, recipe: str) -> ImageLock:
-    """Read the image lock of a recipe.
-
-    Raises:
-        LockError: missing, unreadable, of another recipe or schema, or not of the right shape; with the line.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise LockError("there is no image lock", remedy=_remedy(recipe), where=str(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"cannot be read: {error}", remedy=_remedy(recipe), where=str(path)) from error
-    return parse_image_lock(text, recipe, where=str(path))
-
-
 def _remedy(recipe: str) -> str:
     return f"run `cufallback lock --images --recipe {recipe}` to write it anew, and review the change"
 
 
 def parse_image_lock(text: str, recipe: str, *, where: str) -> ImageLock:
-    """Read the text of an image lock; see :func:`load_image_lock`.
+    """Read the text of an image lock.
 
     Args:
         text: TOML.
         recipe: the name of the recipe it must be for.
         where: the file's name, for errors.
+
+    Raises:
+        LockError: no TOML, of another recipe or schema, or not of the right shape; with the line.
     """
     remedy = _remedy(recipe)
     try:

@@ -20,7 +20,7 @@ _GET_ORAS = "install oras 1.2 or newer (Debian 13: `apt install oras`; elsewhere
 _ATTEMPTS = 3
 _FIRST_PAUSE = 1.0  # seconds; each further one is twice as long
 # oras itself never gives up on a peer that says nothing.
-_QUESTION_SECONDS = 120.0
+QUESTION_SECONDS: Final = 120.0
 TRANSFER_SECONDS: Final = 4 * 3600.0
 
 _NETWORK = re.compile(
@@ -63,7 +63,7 @@ class Oras:
             ToolchainError: there is no oras, or it is older than 1.2.
         """
         if self._version is None:
-            output = self._start(["version"], seconds=_QUESTION_SECONDS, names=None).output
+            output = self._start(["version"], seconds=QUESTION_SECONDS, names=None).output
             found = re.search(r"^Version:\s*v?([0-9]+)\.([0-9]+)(\S*)", output, re.MULTILINE)
             if found is None:
                 raise ToolchainError("oras does not tell its version", remedy=_GET_ORAS)
@@ -78,7 +78,7 @@ class Oras:
         reference: Reference,
         arguments: Sequence[str],
         *,
-        seconds: float = _QUESTION_SECONDS,
+        seconds: float = QUESTION_SECONDS,
         names: Mapping[str, str] | None = None,
     ) -> str:
         """Run ``oras ARGUMENTS`` and return what it printed.
@@ -100,7 +100,7 @@ class Oras:
 
     def ask(self, reference: Reference, arguments: Sequence[str]) -> str | None:
         """As :meth:`run`, but None when the registry has no such tag, digest or repository."""
-        done = self._try(arguments, seconds=_QUESTION_SECONDS, names=None)
+        done = self._try(arguments, seconds=QUESTION_SECONDS, names=None)
         if done.returncode == 0:
             return done.output
         if is_missing(done.output):

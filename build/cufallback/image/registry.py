@@ -21,10 +21,10 @@ from typing import Any
 from cufallback.errors import ImageError, RegistryError, UsageError
 from cufallback.image.artifact import TITLE, is_named, name_in_index, write_cosign, write_referrer
 from cufallback.image.layout import INDEX_TYPES, Descriptor, Image, blob_path, check_blobs, is_digest, read_image
-from cufallback.image.oras import TRANSFER_SECONDS, Oras
+from cufallback.image.oras import QUESTION_SECONDS, TRANSFER_SECONDS, Oras
 from cufallback.image.reference import Reference
 from cufallback.process import Runner
-from cufallback.store import discard, sha256_bytes, workspace_errors, write_atomic
+from cufallback.store import discard, sha256_file, workspace_errors, write_atomic
 from cufallback.tomlplace import printable
 
 # One blob after the other: when two at once fail, oras 1.2.0 ends in a panic of its own and the reason is lost.
@@ -227,8 +227,7 @@ class Registry:
             digest = write_referrer(
                 layout,
                 subject=found,
-                name=file.name,
-                content=file.read_bytes(),
+                file=file,
                 artifact_type=artifact_type,
                 media_type=media_type,
                 annotations=annotations,
@@ -262,11 +261,23 @@ class Registry:
         Raises:
             RegistryError: it is not there, is no manifest with one layer, or its bytes have another digest.
         """
-        manifest = reference.at(digest)
+        return self.blob(reference, self._document_of(reference.at(digest)))
+
+    def save(self, reference: Reference, digest: str, file: Path) -> None:
+        """As :meth:`fetch`, but into ``file``: for documents too large for memory.
+
+        Raises:
+            RegistryError: as for :meth:`fetch`.
+        """
+        document = self._document_of(reference.at(digest))
+        self._save(reference.at(document), "blob", document, file, seconds=TRANSFER_SECONDS)
+
+    def _document_of(self, manifest: Reference) -> str:
+        """Return the digest of a referrer's document."""
         layers = _layers(manifest, self.manifest(manifest))
         if len(layers) != 1:
             raise _odd(manifest, f"has a manifest with {len(layers)} layers where a document has one")
-        return self.blob(reference, layers[0]["digest"])
+        return str(layers[0]["digest"])
 
     def title(self, reference: Reference, digest: str) -> str:
         """Return the file name of a referrer's document, empty when it has none.
@@ -315,17 +326,21 @@ class Registry:
     def _content(self, reference: Reference, kind: str, digest: str | None) -> bytes:
         # By way of a file: output that passes a log is decoded and redacted, and would no longer be these bytes.
         with _scratch() as folder:
-            file = folder / "content"
-            self._oras.run(
-                reference,
-                [kind, "fetch", "--output", str(file), *self._http(reference), _address(reference)],
-                names={str(folder): "scratch"},
-            )
-            content = file.read_bytes()
-        actual = f"sha256:{sha256_bytes(content)}"
+            self._save(reference, kind, digest, folder / "content")
+            return (folder / "content").read_bytes()
+
+    def _save(
+        self, reference: Reference, kind: str, digest: str | None, file: Path, *, seconds: float = QUESTION_SECONDS
+    ) -> None:
+        self._oras.run(
+            reference,
+            [kind, "fetch", "--output", str(file), *self._http(reference), _address(reference)],
+            seconds=seconds,
+            names={str(file.parent): "scratch"},
+        )
+        actual = f"sha256:{sha256_file(file)}"
         if digest not in (None, actual):
             raise _odd(reference, f"sent bytes with digest {actual}")
-        return content
 
     def _http(self, reference: Reference, prefix: str = "") -> list[str]:
         plain = reference.is_loopback if self._plain_http is None else self._plain_http
