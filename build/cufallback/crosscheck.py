@@ -142,6 +142,14 @@ def check_source(record: Record, plan: BuildPlan) -> Iterator[Check]:
         ],
         [fetched.model_dump() for fetched in found.fetches],
     )
+    locks = {
+        locked.label
+        for locked in lock.sources
+        if locked.kind == "crates" and unused_reason(locked, source.unused) is None
+    }
+    yield agree("Cargo.locks with crates", sorted(locks), sorted({crate.lock for crate in found.crates}))
+    if locks:
+        yield Check("crates", "not_run", "they are listed from each Cargo.lock, which is not in this folder")
     open_ends = [
         locked.label for locked in lock.sources if not locked.pinned and unused_reason(locked, source.unused) is None
     ]

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
-from cufallback.attest.sign import SIGNATURES, is_about_signatures
+from cufallback.attest.sign import is_about_signatures
 from cufallback.checks import Check
 from cufallback.crosscheck import rebuild_plan
 from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
@@ -31,7 +31,17 @@ from cufallback.push import (
     Pushed,
     push_image,
 )
-from cufallback.record import RECORD, SUMS, Record, is_inner_path, read_record, timestamp
+from cufallback.record import (
+    ACCEPTANCE,
+    RECORD,
+    SIGNATURES,
+    STATEMENT_SUFFIX,
+    SUMS,
+    Record,
+    is_inner_path,
+    read_record,
+    timestamp,
+)
 from cufallback.store import EARLIEST_EPOCH, workspace_errors, write_atomic
 from cufallback.verify import Verification, verify
 
@@ -62,15 +72,15 @@ def sign_build(
     from cufallback.attest.sign import sign_folder
 
     signer = load_private_key(key, environ=os.environ, ask=ask)
-    record = _verified(folder)
+    record = _verified(folder, but=is_about_signatures)  # those that are there are replaced
     wheels, image = signed_subjects(record, rebuild_plan(folder, record))
     return sign_folder(folder, signer, wheels=wheels, image=image, verified_at=timestamp(clock()))
 
 
-def _verified(folder: Path) -> Record:
-    """Return the record of a folder that verifies, whatever its signatures are."""
+def _verified(folder: Path, *, but: Callable[[Check], bool] = lambda _check: False) -> Record:
+    """Return the record of a folder that verifies, but for the checks that do not matter."""
     verification = verify(folder)
-    faults = [check for check in verification.checks if check.status == "failed" and not is_about_signatures(check)]
+    faults = [check for check in verification.checks if check.status == "failed" and not but(check)]
     if faults:
         raise RecordError(
             f"the build folder does not verify: {faults[0].what}: {faults[0].why}",
@@ -125,6 +135,7 @@ def push_build(folder: Path, target: str, *, move_tag: bool, plain_http: bool | 
             "this build has no image", remedy="build again where `cufallback plan` shows an engine", where=str(folder)
         )
     signatures = sorted((folder / SIGNATURES).glob("*.json"))
+    results = sorted((folder / ACCEPTANCE).glob(f"*{STATEMENT_SUFFIX}"))
     with tempfile.TemporaryDirectory(prefix="cufallback-push-") as scratch:
         archive = Path(scratch) / _ARCHIVE
         write_archive(folder, record, archive)
@@ -133,6 +144,7 @@ def push_build(folder: Path, target: str, *, move_tag: bool, plain_http: bool | 
             Document(folder / PROVENANCE, IN_TOTO_TYPE, IN_TOTO_TYPE),
             Document(archive, BUILD_TYPE, BUILD_MEDIA_TYPE),
             *(Document(path, DSSE_TYPE, DSSE_TYPE) for path in signatures),
+            *(Document(path, IN_TOTO_TYPE, IN_TOTO_TYPE) for path in results),
         ]
         return push_image(
             folder / record.image.path,
@@ -253,13 +265,26 @@ def _take_blobs(layout: Path, folder: Path, digest: str) -> None:
 def _attached(
     registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
 ) -> Iterator[Check]:
-    """Compare what is attached for other tools with the build folder, and lay its signatures into it."""
+    """Compare what is attached for other tools with the build folder; lay acceptance results and signatures into it."""
     for name, kind in ((IMAGE_SBOM, SBOM_TYPE), (PROVENANCE, IN_TOTO_TYPE)):
-        contents = [registry.fetch(subject, item.digest) for item in referrers if item.artifact_type == kind]
+        found = {item.digest: registry.fetch(subject, item.digest) for item in referrers if item.artifact_type == kind}
         ours = (folder / name).read_bytes() if (folder / name).is_file() else None
-        why = "is that of the build folder" if ours in contents else f"{len(contents)} attached, none as in the build"
-        yield Check(f"attached {name}", "passed" if ours in contents else "failed", why)
+        there = ours in found.values()
+        why = "is that of the build folder" if there else f"{len(found)} attached, none as in the build"
+        yield Check(f"attached {name}", "passed" if there else "failed", why)
+        if kind == IN_TOTO_TYPE:
+            for digest, content in found.items():
+                if content != ours:
+                    write_atomic(folder / ACCEPTANCE / _title(registry, subject, digest), content)
     _lay_signatures(registry, subject, referrers, folder, key)
+
+
+def _title(registry: Registry, subject: Reference, digest: str) -> str:
+    """Return the file name of an attached document."""
+    name = registry.title(subject, digest)
+    if not is_inner_path(name) or "/" in name:
+        raise AttestationError("a document has an unsafe name", remedy="ask who pushed it", where=str(subject))
+    return name
 
 
 def _lay_signatures(
@@ -271,10 +296,8 @@ def _lay_signatures(
     for referrer in referrers:
         if referrer.artifact_type != DSSE_TYPE:
             continue
-        name, content = registry.title(subject, referrer.digest), registry.fetch(subject, referrer.digest)
+        name, content = _title(registry, subject, referrer.digest), registry.fetch(subject, referrer.digest)
         target = folder / SIGNATURES / name
-        if not is_inner_path(name) or "/" in name:
-            raise AttestationError("a signature has an unsafe name", remedy="ask who pushed it", where=str(subject))
         if target.exists() and key is not None:
             try:
                 verify_envelope(open_envelope(content, where=name), key, where=name)

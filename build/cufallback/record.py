@@ -23,7 +23,10 @@ INSPECTION = "inspection.json"
 PYLOCK = "pylock.toml"
 SUMS = "SHA256SUMS"
 # Folders that come after the record and are no part of it: each file there says itself what it is about.
-ADDED = ("signatures",)
+SIGNATURES = "signatures"
+ACCEPTANCE = "acceptance"
+ADDED = (SIGNATURES, ACCEPTANCE)
+STATEMENT_SUFFIX = ".intoto.json"
 
 
 def is_inner_path(text: str) -> bool:
@@ -107,6 +110,15 @@ class Fetched(_Model):
     unused: str | None
 
 
+class Crate(_Model):
+    """A Rust crate of a used Cargo.lock, with cargo's checksum of its archive."""
+
+    lock: InnerPath
+    name: str
+    version: str
+    sha256: Hex
+
+
 class Source(_Model):
     """Where the code comes from and what was done to it."""
 
@@ -122,6 +134,7 @@ class Source(_Model):
     changes: list[Change]
     contracts: list[Contract]
     fetches: list[Fetched]
+    crates: list[Crate]
 
 
 class Distribution(_Model):

@@ -32,6 +32,7 @@ def prefetch(context: Context) -> Outcome:
 
 
 def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
+    from cufallback.source.cargo import registry_crates
     from cufallback.source.contract import check_contracts, require_contracts
     from cufallback.source.fetch import edit_source, fetch_source, fetches_of
     from cufallback.source.lock import require_locked, unused_reason
@@ -91,6 +92,12 @@ def _fetch_source(context: Context, tree: Path) -> dict[str, Any]:
                 "unused": unused_reason(locked, source.unused),
             }
             for locked in lock.sources
+        ],
+        "crates": [
+            {"lock": locked.label, **asdict(crate)}
+            for locked in lock.sources
+            if locked.kind == "crates" and unused_reason(locked, source.unused) is None
+            for crate in registry_crates((tree / locked.label).read_bytes())
         ],
     }
 

@@ -366,15 +366,24 @@ class Fingerprint:
 
 
 def _facts(path: Path) -> str:
-    """Size, mtime, ctime and inode (ctime cannot be set from user space), of a file or of a whole tree."""
+    """Size, mtime, ctime and inode (ctime cannot be set from user space), of a file or of a whole tree.
 
-    def line(item: Path) -> str:
-        facts = item.lstat()
+    Looked at twice in every build, for ten thousands of files: hence text in place of Path objects.
+    """
+
+    def line(item: str | Path) -> str:
+        facts = os.lstat(item)
         return f"{facts.st_mode} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
 
     if not path.is_dir():
         return line(path)
-    digest = hashlib.sha256()
-    for _mode, name, item in tree_entries(path):
-        digest.update(f"{name} {line(item)}\n".encode("utf-8", "surrogateescape"))
+    digest, top = hashlib.sha256(), os.fspath(path)
+    for folder, folders, files in os.walk(top, onerror=_raise):
+        if folder == top:  # as in tree_entries
+            folders[:], files = ([name for name in names if name != ".git"] for names in (folders, files))
+        folders.sort()
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in sorted([*files, *links]):
+            item = f"{folder}/{name}"
+            digest.update(f"{item[len(top) :]} {line(item)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

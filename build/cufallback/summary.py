@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cufallback.attest.sign import RECORD_ENVELOPE, SIGNATURES
+from cufallback.attest.sign import RECORD_ENVELOPE
 from cufallback.errors import RecordError
-from cufallback.record import RECORD, Record, read_record
+from cufallback.record import RECORD, SIGNATURES, Record, read_record
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _json(folder: Path, name: str) -> Any:
 
 def _inputs(folder: Path, record: Record, key: Key | None) -> Iterator[Check]:
     """Everything that follows from recipe, locks and plan, and the plan from these."""
-    from cufallback.attest.check import check_provenance_of, check_sboms, check_signed
+    from cufallback.attest.check import check_acceptance, check_provenance_of, check_sboms, check_signed
     from cufallback.image.check import check_image
 
     plan = rebuild_plan(folder, record)
@@ -187,6 +187,7 @@ def _inputs(folder: Path, record: Record, key: Key | None) -> Iterator[Check]:
     yield from _guarded("image", lambda: check_image(folder, record, plan))
     yield from _guarded("SBOMs", lambda: check_sboms(folder, record, plan))
     yield from _guarded("provenance", lambda: check_provenance_of(folder, record, plan))
+    yield from _guarded("acceptance", lambda: check_acceptance(folder, record, plan))
     yield from _guarded("signatures", lambda: check_signed(folder, record, plan, key))
 
 

@@ -60,6 +60,7 @@ def sample_prefetched(plan: BuildPlan) -> dict[str, Any]:
             "edited_tree_sha256": "cd" * 32,
             "submodules": {},
             "changes": [{**CHANGE, "kind": "rewrite", "commit": None}],
+            "crates": [],
             "contracts": [],
             "fetches": [
                 {

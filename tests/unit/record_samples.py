@@ -53,7 +53,8 @@ def record_json(folder: Path, *, with_image: bool = True) -> dict[str, Any]:
         "source": {
             "kind": "sdist", "origin": "vllm", "ref": "0.27.1",
             "commit": {"id": COMMIT, "status": "quoted", "source": "the recipe"}, "archive_sha256": HEX, "epoch": 1,
-            "tree_sha256": HEX, "edited_tree_sha256": HEX, "submodules": {}, "contracts": [], "fetches": [],
+            "tree_sha256": HEX, "edited_tree_sha256": HEX, "submodules": {},
+            "contracts": [], "crates": [], "fetches": [],
             "changes": [{"kind": "rewrite", "commit": None, "file": "a.py", "why": "so", "diff": ""}],
         },
         "toolchain": {},

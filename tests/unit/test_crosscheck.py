@@ -83,6 +83,7 @@ def record_of(plan: BuildPlan) -> dict[str, Any]:
             "edited_tree_sha256": HASH,
             "submodules": {},
             "changes": [{**pick, "file": "a.py"}, {**pick, "file": "b.py"}],
+            "crates": [],
             "contracts": [
                 {**contract.model_dump(), "status": "passed", "lines": [1] if contract.expect == "present" else []}
                 for contract in source.contract

@@ -23,7 +23,8 @@ from cufallback.attest.purls import oci_purl
 from cufallback.attest.sbom import image_bom, wheel_bom
 from cufallback.attest.subjects import BaseImage, ImageSubject, WheelSubject
 from cufallback.errors import AttestationError
-from cufallback.store import canonical_json, sha256_bytes
+from cufallback.source.cargo import registry_crates
+from cufallback.store import canonical_json
 
 PLAN = sample_plan()
 PREFETCHED = sample_prefetched(PLAN)
@@ -132,7 +133,7 @@ def test_sources_that_are_not_used_are_not_listed() -> None:
     assert set(components(wheel())) == {"source:vllm@0.27.1"}
 
 
-def test_crates_are_listed_from_the_pinned_cargo_lock_and_from_no_other() -> None:
+def test_crates_are_listed_below_their_cargo_lock() -> None:
     lock = b"""
 version = 4
 [[package]]
@@ -146,11 +147,10 @@ version = "0.1.0"
 """ % (b"11" * 32)
     changed = json.loads(json.dumps(PRODUCTION))
     row = next(row for row in changed["source"]["fetches"] if row["kind"] == "crates")
-    row["sha256"] = sha256_bytes(lock)
-    content = wheel(prefetched=changed, cargo_locks={row["name"]: lock})
-    assert children(content, "crates:rust/Cargo.lock") == ["pkg:cargo/serde@1.0.1"]
-    with pytest.raises(AttestationError, match="not the Cargo"):
-        wheel(prefetched=changed, cargo_locks={row["name"]: lock + b"#"})
+    changed["source"]["crates"] = [{"lock": row["name"], **vars(crate)} for crate in registry_crates(lock)]
+    content = wheel(prefetched=changed)
+    assert children(content, "crates:rust/Cargo.lock") == ["rust/Cargo.lock:pkg:cargo/serde@1.0.1"]
+    assert components(content)["rust/Cargo.lock:pkg:cargo/serde@1.0.1"]["hashes"][0]["content"] == "11" * 32
 
 
 def test_tools_and_build_distributions_are_the_formulation_not_contents() -> None:

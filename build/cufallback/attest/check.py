@@ -14,10 +14,10 @@ from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, image_fac
 from cufallback.attest.provenance import Builder, check_provenance, provenance
 from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
 from cufallback.attest.sign import check_signatures, expected_statements
-from cufallback.attest.statement import Subject
+from cufallback.attest.statement import Subject, subjects_of
 from cufallback.checks import Check, agree, same_version
 from cufallback.plan import BuildPlan
-from cufallback.record import RECORD, Record
+from cufallback.record import ACCEPTANCE, RECORD, STATEMENT_SUFFIX, Record
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
@@ -127,6 +127,19 @@ def check_signed(folder: Path, record: Record, plan: BuildPlan, key: Key | None)
     """Every document is signed by ``key``, exactly as it lies here."""
     wheels, image = signed_subjects(record, plan)
     yield from check_signatures(folder, expected_statements(folder, wheels=wheels, image=image), key)
+
+
+def check_acceptance(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check]:
+    """Each result that came after the record is an in-toto statement about something of this build."""
+    known = {sha256 for _name, sha256 in subjects(record, plan)}
+    for path in sorted((folder / ACCEPTANCE).rglob("*")):
+        what = f"{ACCEPTANCE}/{path.relative_to(folder / ACCEPTANCE)}"
+        if not path.name.endswith(STATEMENT_SUFFIX):
+            yield Check(what, "failed", f"no file *{STATEMENT_SUFFIX}; nothing else belongs there")
+            continue
+        foreign = [item.name for item in subjects_of(path.read_bytes(), where=what) if item.sha256 not in known]
+        why = f"speaks of what is not here: {foreign}" if foreign else "is about this build"
+        yield Check(what, "failed" if foreign else "passed", why)
 
 
 def signed_subjects(record: Record, plan: BuildPlan) -> tuple[list[Subject], Subject | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +31,6 @@ from packageurl import PackageURL
 from cufallback.attest.debian import DebianPackage, Distro
 from cufallback.attest.licences import Licence
 from cufallback.attest.purls import git_purl, oci_purl, python_purl
-from cufallback.errors import AttestationError
-from cufallback.store import sha256_bytes
 
 _PREFIX = "cufallback"
 
@@ -170,34 +167,17 @@ def fetched(row: Mapping[str, Any]) -> Component:
     )
 
 
-def crates(row: Mapping[str, Any], content: bytes) -> list[Component]:
-    """Return one component for each registry package of a Cargo.lock.
-
-    Args:
-        row: the ``crates`` row of the fetches, which pins the file.
-        content: the file.
-
-    Raises:
-        AttestationError: the file is not the one that the row pins.
-    """
-    if sha256_bytes(content) != row["sha256"]:
-        raise AttestationError(
-            "is not the Cargo.lock that the source lock pins", remedy="build again", where=row["name"]
-        )
-    packages = tomllib.loads(content.decode())["package"]
-    found = {}
-    for package in packages:
-        if str(package.get("source", "")).startswith("registry+"):
-            purl = PackageURL("cargo", None, package["name"], package["version"])
-            found[purl.to_string()] = Component(
-                name=package["name"],
-                version=package["version"],
-                type=ComponentType.LIBRARY,
-                bom_ref=purl.to_string(),
-                purl=purl,
-                hashes=hashes(package.get("checksum")),
-            )
-    return list(found.values())
+def crate(row: Mapping[str, Any]) -> Component:
+    """Return the component of a Rust crate, one of ``result["source"]["crates"]`` of the prefetch stage."""
+    purl = PackageURL("cargo", None, row["name"], row["version"])
+    return Component(
+        name=row["name"],
+        version=row["version"],
+        type=ComponentType.LIBRARY,
+        bom_ref=f"{row['lock']}:{purl.to_string()}",
+        purl=purl,
+        hashes=hashes(row["sha256"]),
+    )
 
 
 def distribution(row: Mapping[str, Any], *, licence: Licence | None = None, contained: bool = True) -> Component:

@@ -27,7 +27,6 @@ def wheel_bom(
     prefetched: Mapping[str, Any],
     *,
     identity: str,
-    cargo_locks: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """Return the SBOM of a wheel: what is inside it, from what and with what it was made.
 
@@ -39,16 +38,14 @@ def wheel_bom(
         plan: a complete plan.
         prefetched: the result of the prefetch stage.
         identity: what the serial number of the embedded document comes from: 64 hex digits of the wheels' inputs.
-        cargo_locks: name of a ``crates`` row → content of that Cargo.lock; without it the row is listed as
-            incomplete.
 
     Raises:
-        AttestationError: a Cargo.lock is not the pinned one, or the document is not valid.
+        AttestationError: the document is not valid.
         LockError: the plan is not complete.
     """
     root = part.wheel(subject.name, subject.version, subject.filename, subject.sha256)
     assembly = Assembly(root, _WHEEL)
-    inputs = _add_contents(assembly, root, subject.kind, plan, prefetched, cargo_locks or {})
+    inputs = _add_contents(assembly, root, subject.kind, plan, prefetched)
     serial = (
         serial_number("embedded", identity, subject.filename)
         if subject.sha256 is None
@@ -74,8 +71,6 @@ def image_bom(
     packages: Sequence[DebianPackage],
     distro: Distro,
     licences: Mapping[str, Licence],
-    *,
-    cargo_locks: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """Return the SBOM of an image: base and its packages, wheels with their sources, locked distributions.
 
@@ -87,10 +82,9 @@ def image_bom(
         packages: what its package database lists.
         distro: what its os-release says.
         licences: file name of a locked wheel → its licence.
-        cargo_locks: see :func:`wheel_bom`.
 
     Raises:
-        AttestationError: a Cargo.lock is not the pinned one, or the document is not valid.
+        AttestationError: the document is not valid.
         LockError: the plan is not complete.
     """
     root = part.image(image.name.rstrip("/").rpartition("/")[2], image.name, image.digest, ref="image")
@@ -113,7 +107,7 @@ def image_bom(
         wheel = part.wheel(subject.name, subject.version, subject.filename, subject.sha256)
         assembly.add(wheel, below=root, aggregate=_WHEEL)
         inputs.append(f"wheel:{subject.filename}")
-        _add_contents(assembly, wheel, subject.kind, plan, prefetched, cargo_locks or {})
+        _add_contents(assembly, wheel, subject.kind, plan, prefetched)
     return assembly.render(
         serial=serial_number("sha256", image.digest.removeprefix("sha256:")),
         epoch=plan.pinned().source.epoch,
@@ -132,7 +126,6 @@ def _add_contents(
     kind: Literal["main", "cuda-probe"],
     plan: BuildPlan,
     prefetched: Mapping[str, Any],
-    cargo_locks: Mapping[str, bytes],
 ) -> list[str]:
     """Add what a wheel was made from; return the references of it."""
     if kind == "cuda-probe":
@@ -149,10 +142,10 @@ def _add_contents(
         if row["unused"] is not None:
             continue
         if row["kind"] == "crates":
-            known = row["name"] in cargo_locks
-            lock = assembly.add(part.fetched(row), below=main, aggregate="complete" if known else "incomplete")
-            for crate in part.crates(row, cargo_locks[row["name"]]) if known else ():
-                assembly.add(crate, below=lock)
+            lock = assembly.add(part.fetched(row), below=main, aggregate="complete")
+            for crate in source["crates"]:
+                if crate["lock"] == row["name"]:
+                    assembly.add(part.crate(crate), below=lock)
             added.append(lock)
             continue
         named = submodules.get(row["name"], ())

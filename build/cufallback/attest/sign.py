@@ -27,13 +27,12 @@ from cufallback.attest.statement import (
 )
 from cufallback.checks import Check
 from cufallback.errors import AttestationError, CufallbackError
-from cufallback.record import RECORD, SUMS
+from cufallback.record import RECORD, SIGNATURES, SUMS
 from cufallback.store import canonical_json, open_regular, replaced_folder, sha256_bytes, write_atomic
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
-SIGNATURES = "signatures"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PROVENANCE_ENVELOPE = "provenance.dsse.json"
 RECORD_ENVELOPE = "record.dsse.json"

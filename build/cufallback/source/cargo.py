@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -40,6 +41,25 @@ def harvest_cargo_lock(file: str, data: bytes) -> list[Harvested]:
     rows = {source: _git_row(file, text, source) for _package, source in sources if source.startswith("git+")}
     registry = [(package, source) for package, source in sources if not source.startswith("git+")]
     return [*rows.values(), *_registry_row(file, text, data, registry)]
+
+
+@dataclass(frozen=True)
+class Crate:
+    """A package that a Cargo.lock takes from a registry; ``sha256`` is cargo's checksum of its archive."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+def registry_crates(data: bytes) -> tuple[Crate, ...]:
+    """Return the registry packages of a Cargo.lock that :func:`harvest_cargo_lock` has accepted with a digest."""
+    packages = tomllib.loads(data.decode("utf-8")).get("package", [])
+    return tuple(
+        Crate(package["name"], package["version"], package["checksum"])
+        for package in packages
+        if str(package.get("source", "")).startswith(("registry+", "sparse+"))
+    )
 
 
 def require_locked_cargo(manifests: Iterable[tuple[str, str]], locks: Iterable[str]) -> None:
