@@ -142,10 +142,10 @@ def _add_contents(
         if row["unused"] is not None:
             continue
         if row["kind"] == "crates":
-            lock = assembly.add(part.fetched(row), below=main, aggregate="complete")
-            for crate in source["crates"]:
-                if crate["lock"] == row["name"]:
-                    assembly.add(part.crate(crate), below=lock)
+            crates = [crate for crate in source["crates"] if crate["lock"] == row["name"]]
+            lock = assembly.add(part.fetched(row), below=main, aggregate="complete" if crates else "incomplete")
+            for crate in crates:
+                assembly.add(part.crate(crate), below=lock)
             added.append(lock)
             continue
         named = submodules.get(row["name"], ())
