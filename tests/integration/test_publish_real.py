@@ -18,6 +18,7 @@ from tests.unit.sign_rooms import openssl, write_key
 from cufallback.attest.documents import IMAGE_SBOM
 from cufallback.attest.keys import load_public_key
 from cufallback.attest.sign import open_envelope, verify_envelope
+from cufallback.attest.statement import Subject, statement
 from cufallback.errors import ExitCode
 from cufallback.image.reference import Reference, parse_reference
 from cufallback.image.registry import Registry
@@ -143,6 +144,38 @@ def test_a_registry_that_dies_in_between_is_left_without_a_tag_and_the_next_push
     sent = [request.line for request in watch.requests if request.line.startswith("PUT") and "/blobs/" in request.line]
     layers = {layer.hex for layer in signed_build.image.layers}
     assert not [line for line in sent if any(layer in line for layer in layers)], "the layers were there already"
+
+
+def test_an_acceptance_result_goes_with_the_image_and_one_about_another_does_not(
+    folder: Path, signed_build: ImageBuild, registry: str, command: Command
+) -> None:
+    """The form of a result: an in-toto test result about the image."""
+    place = folder / "acceptance" / "smoke.intoto.json"
+    place.parent.mkdir()
+    digest = signed_build.digest.removeprefix("sha256:")
+    kind, result = "https://in-toto.io/attestation/test-result/v0.1", {"result": "PASSED", "configuration": []}
+    place.write_bytes(statement([Subject("the image", digest)], kind, result))
+    code, stdout, stderr = command.run("push", "--build", folder, f"{registry}/accepted", "--json")
+    assert code == 0, stderr
+    told = json.loads(stdout)
+    assert {row["name"] for row in told["documents"]} >= {"smoke.intoto.json", "provenance.intoto.json"}
+    code, stdout, stderr = command.run("verify", told["reference"], "--json")
+    assert code == 0, stdout + stderr
+    statuses = {row["what"]: row["status"] for row in json.loads(stdout)[0]["checks"]}
+    assert statuses["acceptance/smoke.intoto.json"] == statuses["attached provenance.intoto.json"] == "passed"
+    place.write_bytes(statement([Subject("the image", "0" * 64)], kind, result))
+    code, _stdout, stderr = command.run("push", "--build", folder, f"{registry}/refused")
+    assert code == ExitCode.RECORD
+    assert "acceptance/smoke.intoto.json" in one_error(stderr)
+    assert tags(parse_reference(f"{registry}/refused")) == {}
+
+
+def test_a_folder_with_a_broken_signature_is_not_pushed(folder: Path, registry: str, command: Command) -> None:
+    replace_file(folder / "signatures/provenance.dsse.json", b"{}\n")
+    code, _stdout, stderr = command.run("push", "--build", folder, f"{registry}/broken")
+    assert code == ExitCode.RECORD
+    assert "signatures/provenance.dsse.json" in one_error(stderr)
+    assert tags(parse_reference(f"{registry}/broken")) == {}
 
 
 # What is not pushed, and what does not verify
