@@ -20,7 +20,8 @@ from tests.services.base import BaseLayout
 
 from cufallback.attest.check import check_provenance_of, check_sboms
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
-from cufallback.checks import Check, check_stages, rebuild_plan
+from cufallback.checks import Check
+from cufallback.crosscheck import check_stages, rebuild_plan
 from cufallback.errors import AttestationError, ExitCode
 from cufallback.image.check import check_config
 from cufallback.image.layout import read_image
