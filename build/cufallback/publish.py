@@ -9,10 +9,10 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE
-from cufallback.attest.sign import is_about_signatures
+from cufallback.attest.sign import RECORD_ENVELOPE, is_about_signatures
 from cufallback.checks import Check
 from cufallback.crosscheck import rebuild_plan
 from cufallback.errors import AttestationError, ImageError, RecordError, RegistryError, UsageError
@@ -39,10 +39,11 @@ from cufallback.record import (
     SUMS,
     Record,
     is_inner_path,
+    is_place,
     read_record,
     timestamp,
 )
-from cufallback.store import EARLIEST_EPOCH, workspace_errors, write_atomic
+from cufallback.store import EARLIEST_EPOCH, link_or_copy, sha256_file, workspace_errors, write_atomic
 from cufallback.verify import Verification, verify
 
 if TYPE_CHECKING:
@@ -191,29 +192,50 @@ def verify_reference(
         raise RegistryError("the registry has no such image", remedy="check name and digest", where=str(reference))
     subject = reference.at(found.digest)
     referrers = registry.referrers(subject)
-    builds = [referrer for referrer in referrers if referrer.artifact_type == BUILD_TYPE]
-    if len(builds) != 1:
+    builds = [referrer.digest for referrer in referrers if referrer.artifact_type == BUILD_TYPE]
+    if not builds:
         raise RegistryError(
-            f"{len(builds) or 'no'} build records are attached to this image; one is needed to verify it",
-            remedy="`oras discover` lists what is attached; push with `cufallback push` attaches one",
+            "no build record is attached to this image",
+            remedy="`oras discover` lists what is attached; a push with `cufallback push` attaches one",
             where=str(subject),
         )
+    verifications = []
     with tempfile.TemporaryDirectory(prefix="cufallback-verify-") as scratch:
-        folder = Path(scratch) / "build"
+        layout = Path(scratch) / "image"
         progress.say(f"fetching {subject} and {len(referrers)} attached documents")
-        archive = Path(scratch) / _ARCHIVE
-        registry.save(subject, builds[0].digest, archive)
-        extract_archive(archive, folder, where=f"{subject}: {_ARCHIVE}")
-        archive.unlink()  # it holds the wheels, which may have gigabytes
-        registry.pull(subject, Path(scratch) / "image", platform=platform)
-        _take_blobs(Path(scratch) / "image", folder, found.digest)
-        checks = list(_attached(registry, subject, referrers, folder, key))
-        folder = folder.rename(folder.with_name(read_record(folder).build_id[:16]))
-        verification = verify(folder, key)
-        record = read_record(folder)
+        registry.pull(subject, layout, platform=platform)
+        for number, build in enumerate(builds):
+            place = Path(scratch) / str(number)
+            place.mkdir()
+            verifications.append(_verify_attached(registry, subject, referrers, build, layout, place, key))
+            if verifications[-1].passed:
+                break
+            shutil.rmtree(place)
+    # Builds that are reproducible give one image and several records; one that holds, signed by the key, is enough.
+    return verifications[-1] if verifications[-1].passed else verifications[0]
+
+
+def _verify_attached(
+    registry: Registry,
+    subject: Reference,
+    referrers: Sequence[Referrer],
+    build: str,
+    layout: Path,
+    place: Path,
+    key: Key | None,
+) -> Verification:
+    """Lay out one attached build record with the image below ``place``, and verify it as a build folder."""
+    folder, archive = place / "build", place / _ARCHIVE
+    registry.save(subject, build, archive)
+    extract_archive(archive, folder, where=f"{subject}: {_ARCHIVE}")
+    archive.unlink()  # it holds the wheels, which may have gigabytes
+    folder = folder.rename(folder.with_name(read_record(folder).build_id[:16]))
+    _lay_blobs(layout, folder, subject.digest)
+    checks = list(_attached(registry, subject, referrers, folder, key))
+    verification, record = verify(folder, key), read_record(folder)
     digest = record.image.manifest.digest if record.image else "none"
-    same = digest == found.digest
-    checks.insert(0, Check("image", "passed" if same else "failed", f"{found.digest}; the record is of {digest}"))
+    state: Literal["passed", "failed"] = "passed" if digest == subject.digest else "failed"
+    checks.insert(0, Check("image", state, f"{subject.digest}; the record is of {digest}"))
     return Verification(str(subject), verification.build_id, (*checks, *verification.checks))
 
 
@@ -239,27 +261,29 @@ def extract_archive(archive: Path, folder: Path, *, where: str) -> None:
                 if not member.isreg() or member.issparse() or not is_inner_path(member.name):
                     raise AttestationError(f"holds {member.name!a}, which is no plain file", remedy=remedy, where=where)
                 path = PurePosixPath(member.name)
-                if path in files | folders or files.intersection(path.parents):
+                if member.name not in (RECORD, SUMS) and not is_place(member.name):
+                    raise AttestationError(f"holds {member.name!a}, no file of a build", remedy=remedy, where=where)
+                if path in files or path in folders or files.intersection(path.parents):
                     raise AttestationError(f"holds {member.name!a} twice", remedy=remedy, where=where)
                 files.add(path)
                 folders.update(path.parents)
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 with members.extractfile(member) or io.BytesIO() as content, (folder / path).open("wb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise AttestationError(f"is no tar archive: {error}", remedy=remedy, where=where) from error
 
 
-def _take_blobs(layout: Path, folder: Path, digest: str) -> None:
-    """Move the blobs of the image itself into the build folder."""
+def _lay_blobs(layout: Path, folder: Path, digest: str | None) -> None:
+    """Lay the blobs of the image itself into a build folder."""
     from cufallback.image.layout import read_image
 
     image = read_image(layout, digest)
-    for blob in (image.manifest, image.config, *image.layers):
+    for blob in {image.manifest, image.config, *image.layers}:
         target = blob_path(folder / "image", blob.digest)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():  # two layers may be one blob
-            shutil.move(image.blob(blob), target)
+        if not target.exists():
+            link_or_copy(image.blob(blob), target)
 
 
 def _attached(
@@ -271,10 +295,13 @@ def _attached(
         ours = (folder / name).read_bytes() if (folder / name).is_file() else None
         there = ours in found.values()
         why = "is that of the build folder" if there else f"{len(found)} attached, none as in the build"
+        if there and kind == SBOM_TYPE and set(found.values()) != {ours}:
+            # The SBOM follows from the image alone, so that another one is false, and somebody may take it.
+            there, why = False, f"{len(found)} attached, and not all are as in the build"
         yield Check(f"attached {name}", "passed" if there else "failed", why)
         if kind == IN_TOTO_TYPE:
             for digest, content in found.items():
-                if content != ours:
+                if content != ours and not _is_provenance(content):
                     write_atomic(folder / ACCEPTANCE / _title(registry, subject, digest), content)
     _lay_signatures(registry, subject, referrers, folder, key)
 
@@ -287,20 +314,40 @@ def _title(registry: Registry, subject: Reference, digest: str) -> str:
     return name
 
 
+def _is_provenance(content: bytes) -> bool:
+    """Say whether a statement is a provenance: that of another record of the same image."""
+    from cufallback.attest.statement import PROVENANCE_PREDICATE, parse_json
+
+    return bool(parse_json(content, where="an attached statement").get("predicateType") == PROVENANCE_PREDICATE)
+
+
 def _lay_signatures(
     registry: Registry, subject: Reference, referrers: Sequence[Referrer], folder: Path, key: Key | None
 ) -> None:
-    """Lay out the signatures; where a document was signed more than once, the one that ``key`` made."""
-    from cufallback.attest.sign import open_envelope, verify_envelope
-
+    """Lay out the signatures; of several on one document, one that is about this build and of ``key``."""
     for referrer in referrers:
         if referrer.artifact_type != DSSE_TYPE:
             continue
         name, content = _title(registry, subject, referrer.digest), registry.fetch(subject, referrer.digest)
         target = folder / SIGNATURES / name
-        if target.exists() and key is not None:
-            try:
-                verify_envelope(open_envelope(content, where=name), key, where=name)
-            except AttestationError:
-                continue
-        write_atomic(target, content)
+        if not target.exists() or _belongs(name, content, folder, key):
+            write_atomic(target, content)
+
+
+def _belongs(name: str, content: bytes, folder: Path, key: Key | None) -> bool:
+    """Say whether an envelope is about the record or provenance in ``folder`` and, where one is given, of the key."""
+    from cufallback.attest.sign import PROVENANCE_ENVELOPE, open_envelope, verify_envelope
+    from cufallback.attest.statement import subjects_of
+
+    try:
+        envelope = open_envelope(content, where=name)
+        if key is not None:
+            verify_envelope(envelope, key, where=name)
+        if name == PROVENANCE_ENVELOPE:
+            return envelope.payload == (folder / PROVENANCE).read_bytes()
+        if name == RECORD_ENVELOPE:
+            digests = {item.sha256 for item in subjects_of(envelope.payload, where=name)}
+            return sha256_file(folder / RECORD) in digests
+    except AttestationError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -271,6 +272,18 @@ class Record(_Model):
     def to_json(self) -> dict[str, Any]:
         """Return the record as the JSON object that is written."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+_PLACES = re.compile(
+    r"(?:plan|inspection)\.json|pylock\.toml|provenance\.intoto\.json|wheels/[^/]+\.whl|logs/[^/]+\.log"
+    r"|inputs/[^/]+\.(?:toml|txt)|inputs/dockerfiles/.+|sbom/[^/]+\.cdx\.json"
+    r"|image/(?:index\.json|oci-layout|blobs/sha256/[0-9a-f]{64})"
+)
+
+
+def is_place(path: str) -> bool:
+    """Whether a build writes files at ``path`` in its folder, record and checksums aside."""
+    return _PLACES.fullmatch(path) is not None
 
 
 def timestamp(seconds: float) -> str:

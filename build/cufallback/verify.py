@@ -32,6 +32,7 @@ from cufallback.record import (
     checksum_lines,
     files_below,
     is_inner_path,
+    is_place,
     printable,
     read_record,
 )
@@ -141,6 +142,8 @@ def _files(folder: Path, record: Record) -> Iterator[Check]:
             yield Check(f"file {path}", "failed", "the record lists it, but it is not here")
         elif path not in listed:
             yield Check(f"file {path}", "failed", "it is here, but the record does not list it")
+        elif not is_place(path):
+            yield Check(f"file {path}", "failed", "no build writes a file there")
         elif present[path] != listed[path]:
             now, then = present[path].sha256, listed[path].sha256
             yield Check(f"file {path}", "failed", f"sha256 is {now}, the record says {then}")

@@ -118,18 +118,33 @@ KINDS = {
     "symbolic link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "character device": tarfile.CHRTYPE,
     "block device": tarfile.BLKTYPE, "pipe": tarfile.FIFOTYPE, "folder": tarfile.DIRTYPE,
 }  # fmt: skip
+IN = "inputs/dockerfiles/"
+
+
+def nested_headers(count: int) -> bytes:
+    """Extended headers without end, each of which tarfile reads by calling itself."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 12
+    one = header.tobuf(tarfile.USTAR_FORMAT) + b"12 path=abc\n".ljust(512, b"\0")
+    return one * count + tar(("a", b"1"))
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     **{f"name {name!a}": (tar((name, b"1")), "no plain file") for name in NAMES},
     **{kind: (tar(("a", b""), kind=code, link="/etc/passwd"), "no plain file") for kind, code in KINDS.items()},
     "a sparse file": (sparse(), "no plain file"),
-    "a name twice": (tar(("a", b"1"), ("a", b"2")), "'a' twice"),
-    "a name twice, far apart": (tar(("a/b", b"1"), ("c", b""), ("a/b", b"1")), "'a/b' twice"),
-    "a file below a file": (tar(("a", b"1"), ("a/b", b"2")), "'a/b' twice"),
-    "a file over a folder": (tar(("a/b/c", b"1"), ("a", b"2")), "'a' twice"),
+    "a name twice": (tar((f"{IN}a", b"1"), (f"{IN}a", b"2")), "a' twice"),
+    "a name twice, far apart": (tar((f"{IN}a/b", b"1"), (f"{IN}c", b""), (f"{IN}a/b", b"1")), "a/b' twice"),
+    "a file below a file": (tar((f"{IN}a", b"1"), (f"{IN}a/b", b"2")), "a/b' twice"),
+    "a file over a folder": (tar((f"{IN}a/b/c", b"1"), (f"{IN}a", b"2")), "a' twice"),
+    "a script": (tar(("install.sh", b"1")), "no file of a build"),
+    "a file in the place of a folder": (tar(("image", b"1")), "no file of a build"),
+    "a signature": (tar(("signatures/record.dsse.json", b"1")), "no file of a build"),
+    "headers upon headers": (nested_headers(3000), "no tar archive"),
     "no archive": (b"this is no archive" * 99, "no tar archive"),
     "nothing": (b"", "no tar archive"),
     "a packed archive": (b"\x1f\x8b\x08" + bytes(999), "no tar archive"),
-    "cut in a file": (tar(("a", b"1" * 2000))[:1500], "no tar archive"),
+    "cut in a file": (tar((f"{IN}a", b"1" * 2000))[:1500], "no tar archive"),
     "cut in the first header": (tar(("a", b"1"))[:300], "no tar archive"),
     "a damaged header": (tar(("a", b"1")).replace(b"0000644", b"0000645", 1), "no tar archive"),
 }

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cufallback.attest.bom import BomFacts, check_bom
-from cufallback.attest.documents import IMAGE_SBOM, PROVENANCE, SBOMS, image_facts, wheel_sbom, wheel_subject
+from cufallback.attest.bom import check_bom
+from cufallback.attest.debian import SYSTEM_FILES, read_system
+from cufallback.attest.documents import (
+    IMAGE_SBOM,
+    PROVENANCE,
+    SBOMS,
+    base_images,
+    image_facts,
+    wheel_sbom,
+    wheel_subject,
+)
+from cufallback.attest.licences import licence_in
 from cufallback.attest.provenance import Builder, check_provenance, provenance
-from cufallback.attest.sbom import EMBEDDED_NAME, wheel_bom
+from cufallback.attest.sbom import EMBEDDED_NAME, image_bom, wheel_bom
 from cufallback.attest.sign import check_signatures, expected_statements
 from cufallback.attest.statement import Subject, subjects_of
+from cufallback.attest.subjects import ImageSubject
 from cufallback.checks import Check, agree, same_version
+from cufallback.image.check import files_of, metadata_of
+from cufallback.image.layout import read_image
 from cufallback.plan import BuildPlan
 from cufallback.record import ACCEPTANCE, RECORD, STATEMENT_SUFFIX, Record
 
@@ -54,22 +67,45 @@ def check_sboms(folder: Path, record: Record, plan: BuildPlan) -> Iterator[Check
             again = wheel_bom(subject, plan, prefetched(record), identity=plan.wheels_id)
             yield agree(what, json.loads(again), json.loads(found), source="record and plan", document=what)
     if record.image is not None:
-        facts = check_bom((folder / IMAGE_SBOM).read_bytes(), where=IMAGE_SBOM)
-        yield from check_image_bom(facts, record, plan)
+        image = read_image(folder / record.image.path, record.image.manifest.digest)
+        yield from check_image_bom((folder / IMAGE_SBOM).read_bytes(), record, plan, files_of(image))
 
 
-def check_image_bom(facts: BomFacts, record: Record, plan: BuildPlan) -> Iterator[Check]:
-    """The image's SBOM is about the image and holds every wheel, locked distribution and base of the record."""
+def check_image_bom(content: bytes, record: Record, plan: BuildPlan, files: Mapping[str, bytes]) -> Iterator[Check]:
+    """The image's SBOM is about the image and says what record, plan and the image's own files say.
+
+    Args:
+        content: the document.
+        record: of the build.
+        plan: that its inputs give.
+        files: what :func:`cufallback.image.check.files_of` read from the image.
+    """
     if record.image is None:
         return
+    facts = check_bom(content, where=IMAGE_SBOM)
     digest = record.image.manifest.digest.removeprefix("sha256:")
     yield agree(f"{IMAGE_SBOM}: subject", digest, facts.root.sha256, document=IMAGE_SBOM)
-    present = {part.sha256 for part in facts.components if part.sha256}
-    rows = [(item.filename, item.sha256) for item in record.distributions if "runtime" in item.used_for]
-    rows += [(wheel.path, wheel.sha256) for wheel in record.subjects]
-    rows += [(base.name, (base.digest or "").removeprefix("sha256:")) for base in plan.bases]
-    missing = [name for name, sha256 in rows if sha256 not in present]
-    yield Check(f"{IMAGE_SBOM}: contents", "failed" if missing else "passed", f"not in it: {missing or 'none'}")
+    if not same_version(record):
+        yield Check(
+            IMAGE_SBOM, "not_run", f"cufallback {record.cufallback} wrote this; only form and subject were checked"
+        )
+        return
+    metadata = metadata_of(files)
+    licences = {
+        item.filename: licence_in(metadata[item.name, item.version])
+        for item in record.distributions
+        if (item.name, item.version) in metadata
+    }
+    wheels = [
+        wheel_subject(Path(wheel.path).name, wheel.sha256, number=number)
+        for number, wheel in enumerate(record.subjects)
+    ]
+    packages, distro = read_system({path: text for path, text in files.items() if SYSTEM_FILES.fullmatch(path)})
+    image = ImageSubject(plan.image_name, record.image.manifest.digest, base_images(plan))
+    again = image_bom(image, plan, prefetched(record), wheels, packages, distro, licences)
+    yield agree(
+        IMAGE_SBOM, json.loads(again), json.loads(content), source="record, plan and image", document=IMAGE_SBOM
+    )
 
 
 def _embedded(wheel: Path) -> bytes | None:

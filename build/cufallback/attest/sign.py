@@ -37,6 +37,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PROVENANCE_ENVELOPE = "provenance.dsse.json"
 RECORD_ENVELOPE = "record.dsse.json"
 
+_MOST_SIGNATURES = 32
 _REMEDY = "do not use the folder; ask who sent it for the signatures again"
 
 
@@ -89,6 +90,8 @@ def open_envelope(content: bytes, *, where: str) -> Envelope:
     rows = data["signatures"]
     if not isinstance(rows, list) or not rows:
         raise broken("carries no signature")
+    if isinstance(rows, list) and len(rows) > _MOST_SIGNATURES:
+        raise broken(f"has {len(rows)} signatures, more than {_MOST_SIGNATURES}")
     signatures: list[tuple[str, bytes]] = []
     for row in rows:
         # The key id may be absent, and cosign writes an empty one.

@@ -184,7 +184,7 @@ def build_image(
     scratch = folder.parent / "scratch"
     places = {
         **{name: scratch / name for name in ("definition", *CONTEXTS)},
-        **{name: bases[name] for name in bases},
+        **{name: _without_at(base, scratch / f"base-{name}") for name, base in bases.items()},
         "image": folder,
     }
     for name, content in plan.definition.items():
@@ -235,9 +235,21 @@ def _environment(epoch: int) -> dict[str, str]:
 
 def _placed(word: str, places: Mapping[str, Path]) -> str:
     """Return a word of :func:`image_command` with the folders of this machine."""
+    if word.startswith("type=oci,"):  # a line of CSV, in which a folder may have a comma
+        field = f"dest={places['image']}"
+        return word.replace("dest=IMAGE", '"{}"'.format(field.replace('"', '""')) if set(field) & set(',"') else field)
     known = "|".join(re.escape(name.upper()) for name in places)
     pattern = rf"(?<==)(?:{known})(?=$|,)|(?<=oci-layout://)/(?:{known})(?=@)"
     return re.sub(pattern, lambda found: str(places[found[0].strip("/").lower()]), word)
+
+
+def _without_at(folder: Path, link: Path) -> Path:
+    """Return a path to a folder in which buildx finds no ``@``, behind which it would look for a digest."""
+    if "@" not in str(folder):
+        return folder
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+    return link
 
 
 def _lay_wheelhouse(plan: BuildPlan, wheelhouses: Path, target: Path) -> None:

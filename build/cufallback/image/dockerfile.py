@@ -20,7 +20,6 @@ _INSTRUCTION = re.compile(
 _DIRECTIVE = re.compile(r"#\s*(syntax|escape)\s*=\s*(\S+)", re.IGNORECASE)
 _CONTINUED = re.compile(r"(?:^|[^\\])(\\[ \t]*)$")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)")
-_REMOTE = re.compile(r"\s(?:\w+://|git@|github\.com/)")
 
 
 def stages(text: str) -> tuple[str, ...]:
@@ -40,8 +39,8 @@ def check_dockerfile(text: str, *, pinned: Collection[str], target: str, where: 
 
     Raises:
         ImageError: another image behind FROM, ``COPY --from`` or a mount; a ``syntax`` line, which would make
-            BuildKit fetch its frontend by tag; an ADD that fetches; a here-document or anything else that is not read
-            here; no such stage.
+            BuildKit fetch its frontend by tag; ADD; RUN with a network; a here-document or anything else that is not
+            read here; no such stage.
     """
     known: set[str] = set()
     for number, line in _instructions(text):
@@ -55,6 +54,10 @@ def check_dockerfile(text: str, *, pinned: Collection[str], target: str, where: 
                     remedy="name the base under [[image.base]] and lock it with `nox -s lock -- --images`",
                     where=place,
                 )
+        if not stage and _has_network(line):
+            raise ImageError(
+                "RUN without --network=none can fetch what no lock pins", remedy="add --network=none", where=place
+            )
         if stage and stage["name"]:
             known.add(stage["name"].lower())
     names = stages(text)
@@ -74,12 +77,20 @@ def _refuse_unread(line: str, place: str) -> None:
         reason, remedy = "this is no instruction that is known here", "correct it"
     elif instruction["word"].upper() in ("RUN", "COPY", "ADD") and _HEREDOC.search(line):
         reason, remedy = "here-documents are not read here", "put the text into a file beside the Dockerfile"
-    elif instruction["word"].upper() == "ADD" and _REMOTE.search(line):
-        reason, remedy = "ADD fetches something that no lock pins", "bring it in by a build context"
+    elif instruction["word"].upper() == "ADD":
+        reason, remedy = "ADD can fetch what no lock pins, however its source is written", "use COPY"
     elif re.search(r"[\"'\\]", instruction["flags"]):
         reason, remedy = "quotes or backslashes in an option are not read here", "write the option without them"
     if reason:
         raise ImageError(reason, remedy=remedy, where=place)
+
+
+def _has_network(line: str) -> bool:
+    instruction = _INSTRUCTION.match(line)
+    if instruction is None or instruction["word"].upper() != "RUN":
+        return False
+    networks = [flag for flag in instruction["flags"].split() if flag.startswith("--network")]
+    return networks != ["--network=none"]
 
 
 def _taken(line: str) -> Iterator[str]:
@@ -98,8 +109,10 @@ def _instructions(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and text of each instruction, continued lines joined, and of directives at the top."""
     joined, start, at_top = "", 0, True
     for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.removesuffix("\r").lstrip()
-        if line.startswith("#") or not line:
+        line = raw.removesuffix("\r")
+        # Only a first line loses its indentation, and lines are joined with nothing between them: a word may go on.
+        line = line if joined else line.lstrip()
+        if line.lstrip().startswith("#") or not line.strip():
             if at_top and _DIRECTIVE.match(line):
                 yield number, line
             continue
@@ -107,7 +120,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str]]:
         start = start or number
         continued = _CONTINUED.search(line)
         if continued:
-            joined += f"{line[: continued.start(1)]} "
+            joined += line[: continued.start(1)]
             continue
         yield start, (joined + line).strip()
         joined, start = "", 0

@@ -56,6 +56,8 @@ def find_engine(runner: Runner) -> Engine | NoEngine:
         facts, buildx, inspected = asked.result(), versions.result(), builder.result()
     if isinstance(facts, NoEngine):
         return facts
+    if isinstance(buildx, NoEngine) and "was not found" in buildx.why:
+        return NoEngine("there is no docker program", "install Docker's command line with its plugin buildx")
     if isinstance(buildx, NoEngine):
         return NoEngine("docker has no buildx", "install the buildx plugin (package docker-buildx)")
     if isinstance(inspected, NoEngine):
@@ -93,13 +95,16 @@ def _found(pattern: str, text: str, otherwise: str = "unknown") -> str:
 def _engine_facts(runner: Runner) -> dict[str, str] | NoEngine:
     import docker
     import docker.errors
+    import docker.utils
     import requests
 
     start = "start Docker, or point DOCKER_HOST at an engine"
     host = _host(runner)
     try:
         _knock(host or _DEFAULT_HOST)
-        client = docker.DockerClient(base_url=host, timeout=_SECONDS)
+        client = docker.DockerClient(
+            **{**docker.utils.kwargs_from_env(), **({"base_url": host} if host else {})}, timeout=_SECONDS
+        )
         try:
             version, info = client.version(), client.info()
         finally:

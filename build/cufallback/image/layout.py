@@ -31,6 +31,7 @@ MANIFEST_TYPES = (
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MAXIMUM_DOCUMENT = 8 << 20  # bytes; registries take 4 MiB for a manifest
+_MAXIMUM_FOUND = 256 << 20  # bytes; package lists and metadata of a large image have some 20 MiB
 _REMEDY = "build or fetch the image again"
 
 
@@ -307,7 +308,7 @@ def find_files(image: Image, pattern: re.Pattern[str], *, limit: int = 32 << 20)
                     _apply(found, own, member, archive, pattern, limit)
         except (
             *(tarfile.TarError, OSError, WorkspaceError, EOFError),
-            *(zlib.error, zstandard.ZstdError, ValueError, OverflowError),
+            *(zlib.error, zstandard.ZstdError, ValueError, OverflowError, RecursionError),
         ) as error:
             raise ImageError(
                 f"layer {layer.digest} cannot be read as {layer.media_type}: {error}",
@@ -355,6 +356,8 @@ def _apply(
     elif member.isreg():
         if member.size > limit:
             raise ImageError(f"{path} has {member.size} bytes, more than {limit}", remedy=_REMEDY, where=path)
+        if member.size + sum(len(text) for texts in (below, own) for text in texts.values()) > _MAXIMUM_FOUND:
+            raise ImageError(f"more than {_MAXIMUM_FOUND >> 20} MiB of such files", remedy=_REMEDY, where=path)
         content = archive.extractfile(member)
         own[path] = content.read() if content is not None else b""
 
