@@ -330,8 +330,34 @@ def test_an_image_that_lies(forged: Forged, name: str) -> None:
     assert why in found[check]
 
 
+@pytest.mark.parametrize("name", ["install.sh", "wheels/vllm.tar.gz", "image/manifest.json", "logs/run.sh"])
+def test_a_file_that_no_build_writes(forged: Forged, name: str) -> None:
+    """Listed in the record with its true digest, and still nothing that a build leaves."""
+    (forged.folder / name).write_bytes(b"echo evil\n")
+    seal(forged.folder)
+    assert failed(forged.folder).get(f"file {name}") == "no build writes a file there"
+
+
 def _dangling(bom: Any) -> None:
     bom["dependencies"][0]["dependsOn"].append("nowhere")
+
+
+def _without_packages(bom: Any) -> None:
+    """An SBOM that hides the system: valid, connected, and about the right image."""
+    gone = {row["bom-ref"] for row in bom["components"] if row["bom-ref"].startswith("deb:")}
+    assert len(gone) > 50
+    bom["components"] = [row for row in bom["components"] if row["bom-ref"] not in gone]
+    bom["dependencies"] = [row for row in bom["dependencies"] if row["ref"] not in gone]
+    for row in bom["dependencies"]:
+        row["dependsOn"] = [ref for ref in row.get("dependsOn", []) if ref not in gone]
+    for row in bom["compositions"]:
+        row["assemblies"] = [ref for ref in row.get("assemblies", []) if ref not in gone]
+
+
+def _of_one_licence(bom: Any) -> None:
+    for row in bom["components"]:
+        if "licenses" in row:
+            row["licenses"] = [{"license": {"id": "MIT", "acknowledgement": "declared"}}]
 
 
 DOCUMENTS: dict[str, tuple[str, Callable[[Any], object], str, str]] = {
@@ -344,6 +370,9 @@ DOCUMENTS: dict[str, tuple[str, Callable[[Any], object], str, str]] = {
         f"{IMAGE_SBOM}: subject",
         OTHER,
     ),
+    "an SBOM that hides packages": (IMAGE_SBOM, _without_packages, IMAGE_SBOM, "components"),
+    "an SBOM with other licences": (IMAGE_SBOM, _of_one_licence, IMAGE_SBOM, "licenses"),
+    "an SBOM of another version": (IMAGE_SBOM, at("components", 0, "version", to="9.9.9"), IMAGE_SBOM, "9.9.9"),
     "a provenance of another image": (
         PROVENANCE,
         at("subject", 0, "digest", "sha256", to=OTHER),

@@ -246,7 +246,7 @@ def test_the_record_of_another_image_does_not_pass_for_this_ones(
     client.push(tmp_path / "image", str(there.digest), there)
     code, _stdout, stderr = command.run("verify", there)
     assert code == ExitCode.REGISTRY
-    assert "no build records are attached" in one_error(stderr)
+    assert "no build record is attached" in one_error(stderr)
     archive = tmp_path / "build.tar"
     write_archive(signed_build.folder, read_record(signed_build.folder), archive)
 
@@ -261,9 +261,43 @@ def test_the_record_of_another_image_does_not_pass_for_this_ones(
     assert {"attached sbom/image.cdx.json", "attached provenance.intoto.json"} <= failed.keys()
     archive.write_bytes(archive.read_bytes() + bytes(512))
     attach()
-    code, _stdout, stderr = command.run("verify", there)
-    assert code == ExitCode.REGISTRY
-    assert "2 build records are attached" in one_error(stderr)
+    code, stdout, stderr = command.run("verify", there)
+    assert code == ExitCode.VERIFY_FAILED, "two false ones are no better"
+
+
+def test_two_builds_of_one_image_both_verify(
+    signed_build: ImageBuild, registry: str, keys: Keys, client: Registry, command: Command, tmp_path: Path
+) -> None:
+    """A build that is repeated gives the same image, another record, and signatures of the same names."""
+    words = signed_build.elsewhere(tmp_path, "prefetch", "wheels", "inspect", "image")
+    code, stdout, stderr = command.run(*words, "--json")
+    assert code == 0, stderr
+    again = Path(json.loads(stdout)["folder"])
+    assert (again / "record.json").read_bytes() != (signed_build.folder / "record.json").read_bytes()
+    code, _stdout, stderr = command.run("sign", again, "--key", keys.private)
+    assert code == 0, stderr
+    for folder in (signed_build.folder, again):
+        code, _stdout, stderr = command.run("push", "--build", folder, f"{registry}/twice:v1")
+        assert code == 0, stderr
+    there = parse_reference(f"{registry}/twice").at(signed_build.digest)
+    assert [item.artifact_type for item in client.referrers(there)].count(BUILD_TYPE) == 2
+    code, stdout, _stderr = command.run("verify", there, "--key", keys.public)
+    assert code == 0, stdout
+
+
+def test_a_false_sbom_beside_the_true_one_is_told(
+    signed_build: ImageBuild, registry: str, client: Registry, command: Command, tmp_path: Path
+) -> None:
+    code, _stdout, stderr = command.run("push", "--build", signed_build.folder, f"{registry}/beside")
+    assert code == 0, stderr
+    there = parse_reference(f"{registry}/beside").at(signed_build.digest)
+    (tmp_path / "image.cdx.json").write_text("{}")
+    kind = DOCUMENTS["image.cdx.json"]
+    client.attach(there, tmp_path / "image.cdx.json", artifact_type=kind, media_type=kind, annotations={})
+    code, stdout, _stderr = command.run("verify", there, "--json")
+    assert code == ExitCode.VERIFY_FAILED
+    failed = [row["what"] for row in json.loads(stdout)[0]["checks"] if row["status"] == "failed"]
+    assert failed == ["attached sbom/image.cdx.json"]
 
 
 def test_a_key_with_a_password_signs_when_the_environment_has_it(
