@@ -200,7 +200,7 @@ def test_assertions_inside_the_image_name_all_that_is_wrong(
 ) -> None:
     site = "/opt/vllm/lib/python3.11/site-packages"
     spoiled = (
-        f"RUN rm {site}/vllm/spinloop*.so && rm -r {site}/cuda_probe && rm -r {site}/regex-*.dist-info"
+        f"RUN --network=none rm {site}/vllm/spinloop*.so && rm -r {site}/cuda_probe && rm -r {site}/regex-*.dist-info"
         f" && sed -i 's/^cuda.*/cuda = \"13.0\"/' {site}/torch/version.py\nUSER root\n"
     )
     data = data_copy(tmp_path, dockerfile=("USER 10001:10001\n", spoiled))
