@@ -36,6 +36,7 @@ _FULL_DISK_BYTES = 32 * 2**20
 # A state holds digests and a stage's part of the record: some KiB, a few MiB for wheels with much device code.
 _MAXIMUM_STATE_BYTES = 256 * 2**20
 STATE_FILE = "stage.json"
+_PACKAGE = Path(__file__).resolve().parent
 
 Clock = Callable[[], float]
 
@@ -311,9 +312,13 @@ def _inputs(plan: BuildPlan, stage: Stage, settings: Mapping[str, Setting]) -> d
 
 
 @cache
-def code_digest() -> str:
-    """Return the digest of this package's own source: changed code redoes the stages, though not the build id."""
-    return tree_digest(Path(__file__).resolve().parent, ignore=PYTHON_CACHES)
+def code_digest(package: Path = _PACKAGE) -> str:
+    """Return the digest of this package's own source: changed code redoes the stages, though not the build id.
+
+    Without the data that an installed package carries: recipes, locks, Dockerfiles and the cuda-probe are inputs of
+    their own, and a checkout and an installation of the same code must not redo each other's builds.
+    """
+    return tree_digest(package, ignore=PYTHON_CACHES | {"_data"})
 
 
 @contextlib.contextmanager

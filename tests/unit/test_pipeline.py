@@ -16,7 +16,7 @@ import pytest
 
 from cufallback import store
 from cufallback.errors import BuildError, BusyError, WorkspaceError
-from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Setting, Stage
+from cufallback.pipeline import STATE_FILE, Context, Outcome, Pipeline, Setting, Stage, code_digest
 from cufallback.process import RecordingRunner
 from cufallback.progress import Silent
 from cufallback.store import canonical_json, discard, sha256_bytes
@@ -318,3 +318,15 @@ def test_a_file_in_the_way_of_the_work_folder_is_one_clear_error(kitchen: Kitche
     with pytest.raises(WorkspaceError) as raised:
         pipeline(kitchen.stages(), tmp_path).run()
     assert "--work" in raised.value.remedy
+
+
+def test_a_checkout_and_an_installation_of_the_same_code_are_one(tmp_path: Path) -> None:
+    for name in ("checkout", "installed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").write_text("x = 1\n")
+    (tmp_path / "installed" / "_data" / "recipes").mkdir(parents=True)
+    (tmp_path / "installed" / "_data" / "recipes" / "a.toml").write_text("schema = 1\n")
+    assert code_digest(tmp_path / "checkout") == code_digest(tmp_path / "installed")
+    (tmp_path / "installed" / "code.py").write_text("x = 2\n")
+    code_digest.cache_clear()
+    assert code_digest(tmp_path / "checkout") != code_digest(tmp_path / "installed")
